@@ -27,6 +27,8 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY))
 
 from hlat import __main__ as hlat_main  # noqa: E402
+from hlat.campaign import campaign_state  # noqa: E402
+from hlat.campaign.stage_job import StageJob  # noqa: E402
 from hlat.config import argument_parser  # noqa: E402
 from hlat.config.compose import import_launcher_module  # noqa: E402
 from hlat.config.config_errors import ExitCode  # noqa: E402
@@ -34,6 +36,7 @@ from hlat.config.config_json import parse_section  # noqa: E402
 from hlat.config.engine_capabilities import ENGINE_CAPABILITIES  # noqa: E402
 from hlat.config.model import ModelConfig  # noqa: E402
 from hlat.config.run import Config  # noqa: E402
+from hlat.jobs import attempt, job_table  # noqa: E402
 from hlat.model import families  # noqa: E402
 from hlat.model.decoder_spec import count_parameters  # noqa: E402
 
@@ -49,6 +52,20 @@ _LAUNCHERS = {
     "kubernetes": ("kubernetes._kubernetes_manifest", "KubernetesLauncherConfig"),
     "skypilot": ("skypilot._skypilot_launcher", "SkyPilotLauncherConfig"),
 }
+RUN_ENDS = (
+    ("the last step is complete and saved", 0, "finish"),
+    ("the run had finished before", 0, "finish"),
+    ("another run with the same settings, code and data had finished", 0, "finish"),
+    ("the last state could not be saved", 1, "fail"),
+    ("an error in a process without a supervisor", 1, ""),
+    ("invalid configuration", 2, ""),
+    ("loss or gradients are not finite", 3, "diverge"),
+    ("a node failed a check", 4, "exclude"),
+    ("SIGTERM", 75, "interrupt"),
+    ("SIGKILL", -9, ""),
+)
+"""Ends of a run: cause, exit code as Python reports it, and last event that ends an attempt."""
+_STAGE = StageJob("stage", "stage", "train", (), (), {}, "stage", "stage")
 _SEARCH = ("search._search_sweeper", "SearchSweeperConfig")
 _ACTIONS = (
     ("plan", "failures"),
@@ -421,6 +438,31 @@ def _build_metrics_page() -> str:
     return f"{text}\n`{'`, `'.join(service_events)}` is sent to tracking services only.\n"
 
 
+def _build_run_ends_section() -> str:
+    """Return the table of the ends of a run, and of what the other modules derive from them."""
+    rows = [
+        "## Ends of a run\n",
+        "Exit code, and the last event of `events.jsonl` that ends an attempt, are the contract "
+        "between `hlat train`, the jobs of Slurm and the stages of a campaign on one machine. Exit "
+        "code 0 of a Slurm job without the event `finish` counts as 1. A job is restarted while "
+        "attempts are left and it makes progress; after 75, if Slurm stopped it; after 4, without "
+        "the node.\n",
+        "| end of `hlat train` | exit code | last event | Slurm job | restarted | stage |",
+        "|---|---:|---|---|---|---|",
+    ]
+    for cause, code, event in RUN_ENDS:
+        exit_code = code if code in [*ExitCode] else ExitCode.FAILED  # as an attempt records it
+        state = job_table._resolve_state(None, [{"event": "end", "exit": exit_code}])
+        result = attempt.AttemptResult(exit_code, 5, True, ("node",))
+        restarts = attempt.find_restart_reason(result, [], 1, True) is not None
+        end = {"event": "end", "exit": code, "time": 0.0}
+        stage = campaign_state._find_state(_STAGE, [{"launcher": "local"}, end], None, False)[0]
+        name, shown = f"`{event}`" if event else "", code if code >= 0 else 128 - code
+        again = "yes" if restarts else "no"
+        rows.append(f"| {cause} | {shown} | {name} | {state} | {again} | {stage.value} |")
+    return "\n".join(rows) + "\n"
+
+
 def _build_exit_codes_page() -> str:
     text = (
         "# Exit codes\n\nAll commands use these exit codes. `hlat train` and the launchers act on "
@@ -431,7 +473,7 @@ def _build_exit_codes_page() -> str:
         f"| {code.value} | `{code.name}` | {_escape(meanings[code.name])} |\n" for code in ExitCode
     )
     text += (
-        f"| {argument_parser._EXIT_INTERRUPTED} | | Ctrl-C before training started, or in another "
+        f"| {argument_parser._EXIT_INTERRUPTED} | | A second Ctrl-C of a run, or Ctrl-C in another "
         "command; nothing was saved. |\n"
         f"| {argument_parser._EXIT_BROKEN_PIPE} | | The reader of the output closed the pipe, as "
         "`head` does. |\n\n"
@@ -440,7 +482,7 @@ def _build_exit_codes_page() -> str:
         "checkpoint. [Launchers](../launchers.md) describes what a Slurm or Kubernetes job does "
         "after each code, [Recover a failed run](../guides/recover-a-failed-run.md) what to do.\n"
     )
-    return text
+    return f"{text}\n{_build_run_ends_section()}"
 
 
 def _build_capabilities_page() -> str:

@@ -17,6 +17,7 @@ import pyarrow as pa
 from hlat.config import recorded_config
 from hlat.config.config_errors import ConfigError
 from hlat.config.run import Config
+from hlat.generate.sampling_settings import SamplingSettings
 from hlat.report.run_record import RunRecord, load_run_record
 from hlat.tracking.summary_metrics import compute_summary_metrics
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from hlat.evaluate.model_source import ModelSource
+
+_SAMPLING = SamplingSettings()
 
 __all__ = ["Run", "TextModel", "load_run", "runs"]
 
@@ -177,20 +180,22 @@ class TextModel:
     def generate(
         self,
         prompt: str,
-        max_new_tokens: int = 64,
+        max_tokens: int = _SAMPLING.max_tokens,
         *,
-        stop: Sequence[str] = (),
-        temperature: float = 0.0,
-        top_p: float = 1.0,
-        seed: int = 0,
+        temperature: float = _SAMPLING.temperature,
+        top_p: float = _SAMPLING.top_p,
+        seed: int = _SAMPLING.seed,
+        stop: str | Sequence[str] = _SAMPLING.stop,
     ) -> str:
         """Return the continuation of a text, up to a stop string or the end of the document.
 
-        With `temperature` 0, each token is the most likely one.
-        """
-        from hlat.generate.text_generator import SamplingSettings
+        The settings are those of `hlat generate`.
 
-        settings = SamplingSettings(max_new_tokens, temperature, top_p, seed, tuple(stop))
+        Raises:
+            ConfigError: A setting is out of range, or the prompt fills the context.
+        """
+        stop = (stop,) if isinstance(stop, str) else tuple(stop)
+        settings = SamplingSettings(max_tokens, temperature, top_p, seed, stop)
         (completion,) = self._generator.generate([self._generator.encode(prompt)], settings)
         return completion.text
 

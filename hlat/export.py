@@ -104,7 +104,9 @@ def _export(arguments: argparse.Namespace) -> ExitCode:
     file = training_settings.find_tokenizer(
         arguments.tokenizer, checkpoint, run, known.tokenizer_sha256
     )
-    tokenizer = Tokenizer(str(file), ".", known.eos_token, bos_token=known.bos_token)
+    tokenizer = Tokenizer(
+        str(file), ".", known.eos_token, bos_token=known.bos_token, max_lost_text=1.0
+    )
     eos, bos = tokenizer.eos_token_id, tokenizer.bos_token_id
     dtype = Dtype(arguments.dtype or known.dtype)
     config = hugging_face_config.build_hf_config(model, length, eos, dtype, bos)

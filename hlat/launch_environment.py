@@ -1,4 +1,4 @@
-"""Environment variables, exit records and heartbeats of the processes of a run.
+"""Environment variables, signals, exit records and heartbeats of the processes of a run.
 
 torchrun and Slurm set the rank of a process in its environment. A worker that hlat's supervisor
 launched writes how it ended to an exit record and extends the deadline of its heartbeat. hlat's
@@ -6,6 +6,7 @@ launchers start one process per node, the supervisor of that node.
 """
 
 import ctypes
+import faulthandler
 import json
 import mmap
 import os
@@ -15,7 +16,8 @@ import struct
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,15 +36,30 @@ NUM_NODES_ENV, NODE_RANK_ENV, RDZV_ENDPOINT_ENV = "HLAT_NODES", "HLAT_NODE", "HL
 by launchers in the one process per node."""
 STOP_FILE_ENV = "HLAT_STOP"
 """File whose existence requests a save and exit; set by launchers that cannot signal all nodes."""
+STOP_SIGNALS = (
+    *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP),
+    *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU),
+)
+"""Signals on which a run saves its state and ends with exit code 75: Ctrl-C, those with which
+schedulers end a job or announce its time limit, and the one of a CPU time limit."""
+DUMP_SIGNAL = signal.SIGQUIT
+"""Signal on which a process writes the stacks of its threads and continues."""
 _SLURM = "Slurm"
 _LAUNCHER_VARIABLES = {
     "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
     _SLURM: ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
 }
 """Variables of rank, world size and local rank, by launcher."""
+_STDERR = 2
+"""File descriptor."""
 _PR_SET_PDEATHSIG = 1
 """Constant of linux/prctl.h."""
 _DEADLINE_STRUCT = struct.Struct("d")
+_HEARTBEAT_BYTES = _DEADLINE_STRUCT.size + 1
+
+
+class SetupStoppedError(BaseException):
+    """A stop signal before training, when there is nothing to save; the text is its name."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +103,12 @@ def read_rank_info(environment: Mapping[str, str] = os.environ) -> RankInfo:
             rank, world_size, local_rank = (int(environment[name]) for name in names)
             return RankInfo(rank, world_size, local_rank, launcher)
     return RankInfo()
+
+
+def is_first_process(environment: Mapping[str, str] = os.environ) -> bool:
+    """Return True for rank 0, and for the supervisor on the first node."""
+    node = read_node_info(environment)
+    return read_rank_info(environment).is_rank0 if node is None else node.node_rank == 0
 
 
 def build_rendezvous_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -156,21 +179,51 @@ def run_with_exit_record(run: Callable[[], ExitCode]) -> ExitCode:
 
     TorchElastic terminates all workers as soon as one of them exits with a code other than 0. An
     exit that all workers agreed on therefore returns 0 and records the exit code of the run.
+    Another exit records its time, with which the supervisor finds the cause.
     """
     if RECORDS_DIR_ENV not in os.environ:
         return run()
     _exit_with_parent()
+    register_stack_dumps()
     path = Path(os.environ[RECORDS_DIR_ENV]) / f"{read_rank_info().rank}.json"
     try:
         replace_file(path, json.dumps({"exit": run()}).encode())
-    except Exception as error:
+    except (Exception, SetupStoppedError) as error:
         problems = error.problems if isinstance(error, ConfigError) else None
-        record = {"time": time.time(), "problems": problems, "trace": traceback.format_exc()}
+        code = ExitCode.FAILED if problems is None else ExitCode.CONFIGURATION
+        if isinstance(error, SetupStoppedError):
+            code = ExitCode.PREEMPTED
+        trace = traceback.format_exc()
+        record = {"exit": code, "time": time.time(), "problems": problems, "trace": trace}
         replace_file(path, json.dumps(redact_data(record)).encode())
         sys.stdout.flush()
         # A normal exit would wait for threads that are blocked in collectives with dead ranks
-        os._exit(ExitCode.FAILED if problems is None else ExitCode.CONFIGURATION)
+        os._exit(code)
     return ExitCode.FINISHED
+
+
+def register_stack_dumps() -> None:
+    """Write the stacks of all threads on `DUMP_SIGNAL`.
+
+    A supervised process writes to the file that its supervisor reads, another one to stderr.
+    """
+    path = find_stacks_path(read_rank_info().rank)
+    file = _STDERR if path is None else path.open("a")  # faulthandler keeps a reference to it
+    faulthandler.register(DUMP_SIGNAL, file, all_threads=True)
+
+
+@contextmanager
+def block_signals() -> Iterator[None]:
+    """Start child processes that never receive the signals of the run.
+
+    Schedulers signal every process of a job, and a terminal every process of the foreground. A
+    child process inherits the signal mask of the thread that starts it.
+    """
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, (*STOP_SIGNALS, DUMP_SIGNAL))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
 
 
 def kill_with_parent() -> None:
@@ -192,25 +245,35 @@ def _exit_with_parent() -> None:
 class Heartbeat:
     """Deadline of a worker in shared memory: the worker extends it, the supervisor checks it.
 
-    The deadline is a time of the monotonic clock; 0 disables it. A new file contains 0.
+    The deadline is a time of the monotonic clock; 0 disables it. A byte follows it, which is 1 once
+    the worker has started. A new file contains 0.
     """
 
     def __init__(self, path: Path) -> None:
         with open(path, "a+b") as file:
-            if file.tell() < _DEADLINE_STRUCT.size:
-                file.write(bytes(_DEADLINE_STRUCT.size))
+            if file.tell() < _HEARTBEAT_BYTES:
+                file.write(bytes(_HEARTBEAT_BYTES))
                 file.flush()
-            self._memory = mmap.mmap(file.fileno(), _DEADLINE_STRUCT.size)
+            self._memory = mmap.mmap(file.fileno(), _HEARTBEAT_BYTES)
 
     def set_deadline(self, seconds: float | None) -> None:
         """Set the deadline to `seconds` from now; None disables it."""
         deadline = 0.0 if seconds is None else time.monotonic() + seconds
-        self._memory[:] = _DEADLINE_STRUCT.pack(deadline)
+        _DEADLINE_STRUCT.pack_into(self._memory, 0, deadline)
 
     def is_expired(self) -> bool:
         """Return True if the deadline has passed."""
-        deadline: float = _DEADLINE_STRUCT.unpack(self._memory[:])[0]
+        deadline: float = _DEADLINE_STRUCT.unpack_from(self._memory)[0]
         return 0 < deadline < time.monotonic()
+
+    @property
+    def has_started(self) -> bool:
+        """True if the worker has trained a step, or has built its engine for another command."""
+        return bool(self._memory[-1])
+
+    @has_started.setter
+    def has_started(self, value: bool) -> None:
+        self._memory[-1] = value
 
 
 def open_heartbeat() -> Heartbeat | None:
@@ -218,6 +281,12 @@ def open_heartbeat() -> Heartbeat | None:
     if (records_dir := os.environ.get(RECORDS_DIR_ENV)) is None:
         return None
     return Heartbeat(get_heartbeat_path(Path(records_dir), read_rank_info().rank))
+
+
+def record_start() -> None:
+    """Record that this worker has started, for its supervisor."""
+    if (heartbeat := open_heartbeat()) is not None:
+        heartbeat.has_started = True
 
 
 def get_heartbeat_path(records_dir: Path, rank: int) -> Path:

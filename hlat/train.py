@@ -20,6 +20,7 @@ from hlat.config.redaction import redact_text
 from hlat.config.resolve import resolve_config
 from hlat.config.run import Config
 from hlat.plan.feasibility import validate_feasibility, validate_vocab_size
+from hlat.recovery import signal_handler
 from hlat.training_state import TrainingState, compute_total_steps
 
 if TYPE_CHECKING:
@@ -38,17 +39,17 @@ def main(composed: DictConfig) -> ExitCode:
         print_preview(config.data, config.phase, config.batch, config.run.seed)
         return ExitCode.FINISHED
     validate_feasibility(config)
-    from hlat.tracking import finished_runs
+    from hlat.recovery import run_copy
 
-    if finished_runs.print_finished_run(config):
+    composed.run.name = redact_text(str(config.run.name))
+    yaml = OmegaConf.to_yaml(composed)
+    if run_copy.use_finished_run(config, yaml, overrides):
         return launch_environment.run_with_exit_record(lambda: ExitCode.FINISHED)
     neuron_packages.validate_torch_release()
-    composed.run.name = redact_text(str(config.run.name))
     if launch_environment.must_launch_workers(config):
         from hlat.recovery.supervisor import launch_workers
 
         return launch_workers(config, entry_point.build_command(sys.executable, overrides))
-    yaml = OmegaConf.to_yaml(composed)
     return launch_environment.run_with_exit_record(lambda: run_worker(config, yaml, overrides))
 
 
@@ -86,7 +87,7 @@ def run_worker(config: Config, config_yaml: str, overrides: list[str]) -> ExitCo
             if is_rank0 and state.step < compute_total_steps(config):
                 metadata = provenance.collect_provenance(engine.device, loader.fingerprint)
                 identity = finished_runs.build_identity(run_dir, config, loader.fingerprint)
-                tracker.write_metadata(overrides, metadata | {"identity": identity})
+                tracker.write_metadata(overrides, metadata | identity)
             with FaultTolerance(config, run_dir, engine, loader, tracker) as fault_tolerance:
                 exit_code, step = train(config, state, engine, loader, tracker, fault_tolerance)
                 tracker.close()
@@ -126,7 +127,6 @@ def train(
         lr = compute_lr(state.step, config)
         device_metrics = engine.train_step(sequences, lr)
         state = state.after_step(config.batch.tokens_per_step)
-
         is_last = state.step == total_steps
         stop_requested = fault_tolerance.step() and not is_last
         save_due = stop_requested or is_last or fault_tolerance.is_save_due(state.step)
@@ -142,7 +142,7 @@ def train(
         eval_due = eval_interval is not None and state.step % eval_interval == 0
         if is_last or (eval_due and not stop_requested):
             with fault_tolerance.watchdog_paused():
-                evaluate_heldout(engine, evaluation_data, tracker, state.step)
+                evaluate_heldout(engine, evaluation_data, tracker, state.step, is_last)
         failure = fault_tolerance.run_periodic_checks(state.step)
         if failure is None and save_due:
             failure = fault_tolerance.save(state, wait=stop_requested or is_last)
@@ -156,4 +156,5 @@ def train(
 
 
 if __name__ == "__main__":
-    entry_point.run_entry_point(main)
+    with signal_handler.handle_process_signals():
+        entry_point.run_entry_point(main)

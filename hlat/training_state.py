@@ -5,10 +5,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hlat import phase_steps
+from hlat.config import run_identity
 from hlat.config.config_errors import ConfigError
 from hlat.config.run import Config
 
 _MAX_INT64 = 2**63 - 1
+_SOURCE_PREFIX, _TOKENIZER_KEY = "data.sources.", "data.tokenizer"
+"""Keys of the fingerprint of the data that depend on the content of files."""
+_SOURCE = "a source"
+"""Value of each source where the content of the files is not compared."""
 _REQUIRED_FIELDS = ("step", "tokens", "data", "fixed", "adjustable")
 """Fields of every checkpoint; older ones may lack the others."""
 
@@ -86,6 +91,56 @@ def compute_total_steps(config: Config) -> int:
         phase_steps.compute_phase_steps(config.phase, config.batch),
     )
     return min(end for end in ends if end is not None)
+
+
+def build_last_state(config: Config) -> TrainingState:
+    """Return the state in the last checkpoint of a run, as far as the settings determine it."""
+    settings = run_identity.collect_data_settings(config.data, config.batch, config.run.seed)
+    sources = {f"{_SOURCE_PREFIX}{name}": _SOURCE for name in config.data.sources}
+    step = compute_total_steps(config)
+    return TrainingState(
+        step=step,
+        tokens=step * config.batch.tokens_per_step,
+        data={"fingerprint": settings | sources},
+        fixed=run_identity.collect_fixed_settings(config),
+        adjustable=run_identity.collect_adjustable_settings(config),
+    )
+
+
+def find_start_problems(
+    config: Config, saved: TrainingState, path: str, is_same_run: bool = False
+) -> list[str]:
+    """Return the reasons why a run cannot start from a checkpoint; empty if it can.
+
+    The content of the data files is compared when the run opens them. `is_same_run` is True for a
+    resume of the run that saved the checkpoint.
+    """
+    if saved.weights_only:
+        return [
+            "it contains weights only, and a run also needs the optimizer state and the position "
+            f"in the data; to start a new run from the weights: hlat export {path} output=DIR, "
+            "then model.init_from=DIR instead of checkpoint.start_from"
+        ]
+    current = build_last_state(config)
+    fixed, remedy = saved.fixed, "set it back or choose another run.name"
+    if not is_same_run:  # a branch may have initial weights of another origin
+        origin = run_identity.INITIAL_WEIGHTS_DEFAULTS
+        fixed = {key: value for key, value in fixed.items() if key not in origin}
+        remedy = "set it back or choose another checkpoint.start_from"
+    problems = [f"{line}; {remedy}" for line in find_differences(fixed, current.fixed)]
+    settings = current.data["fingerprint"]
+    recorded = {
+        key: _SOURCE if key.startswith(_SOURCE_PREFIX) else value
+        for key, value in saved.data["fingerprint"].items()
+        if key != _TOKENIZER_KEY
+    }
+    problems += run_identity.compare_data_settings(settings, recorded, config.data.allow_changed)[1]
+    if not is_same_run and current.step <= saved.step:
+        problems.append(
+            f"it has step {saved.step:,}, and the run ends at step {current.step:,}; increase "
+            "run.steps, schedule.total_steps or the phase"
+        )
+    return problems
 
 
 def compute_extension(config: Config, step: int) -> dict[str, int]:

@@ -48,6 +48,9 @@ NeuronInfo, SupportedUsageClasses), with which tests/schemas compares them; for 
 the Neuron documentation, setup-trn1-multi-node, and for p5 and p5e
 https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html."""
 
+SINGLE_GPUS = ("a100", "h100", "h200", "rtx_4090", "rtx_5090", "mi300x")
+"""hardware.name of GPUs whose number per node is hardware.processes_per_node."""
+
 MAX_OPEN_FILES = 131071
 """Open files per process, where the hard limit allows it (run_llama.sh of awslabs/HLAT)."""
 
@@ -64,8 +67,8 @@ class JobSpec:
     variables of hlat.launch_environment: HLAT_NODES, the number of nodes; HLAT_NODE, the
     index of this node; and HLAT_RDZV_ENDPOINT, host and port on the first node.
     Relative paths in the configuration refer to `working_directory`; `run_dir` is absolute, and the
-    same on all nodes. `node_type` and `host_memory_gib` are None if unknown; `entry_point` is the
-    name of a command.
+    same on all nodes. `node_type` and `host_memory_gib` are None if unknown; `num_gpus` are those
+    of a node that the job requests; `entry_point` is the name of a command.
     """
 
     name: str
@@ -78,6 +81,7 @@ class JobSpec:
     environment: dict[str, str]
     host_memory_gib: float | None = None
     entry_point: str = "train"
+    num_gpus: int = 0
 
 
 def build_object_name(run_name: str) -> str:
@@ -102,7 +106,18 @@ def build_job(config: Config, command: tuple[str, ...], working_directory: Path)
         command=command,
         environment=build_job_environment(config),
         host_memory_gib=config.hardware.host_memory_gib,
+        num_gpus=count_gpus(config),
     )
+
+
+def count_gpus(config: Config) -> int:
+    """Return the GPUs of a node that a run uses; 0 on other hardware, or if they are unknown."""
+    hardware = config.hardware
+    node_type = NODE_TYPES.get(hardware.name)
+    if node_type is not None:
+        return node_type.num_chips if node_type.accelerator is Accelerator.gpu else 0
+    is_gpu = hardware.name in SINGLE_GPUS and config.engine.device != "cpu"
+    return config.num_processes // hardware.nodes if is_gpu else 0
 
 
 def build_command_job(

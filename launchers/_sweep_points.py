@@ -3,6 +3,7 @@
 import copy
 import inspect
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from hlat.config.config_errors import ConfigError
-from hlat.config.entry_point import build_config_dir_flags
+from hlat.config.entry_point import build_config_dir_flags, find_missing_axes
 from hlat.config.hydra_errors import convert_hydra_error
 from hlat.config.resolve import resolve_config
 from hlat.config.run import Config
@@ -81,7 +82,7 @@ def validate_points(
             continue
         if (first := points.setdefault(point.run_dir, point)) is not point:
             problems.append((overrides, [_format_shared_dir_problem(point, first)]))
-    lines = [f"[{' '.join(overrides)}] {line}" for overrides, lines in problems for line in lines]
+    lines = _format_problems(problems, job_overrides)
     if lines and not (prune and points):
         raise ConfigError(*lines)
     for line in lines:
@@ -91,6 +92,26 @@ def validate_points(
     if prune:
         return sorted(points.values(), key=lambda p: -(p.planned_tokens_per_second or 0.0))
     return [*points.values()]
+
+
+def format_swept(overrides: Sequence[str], job_overrides: Sequence[Sequence[str]]) -> str:
+    """Return the overrides of a point that not all points have; all of them for a single point."""
+    varying = [word for word in overrides if not all(word in each for each in job_overrides)]
+    return " ".join(varying or overrides)
+
+
+def _format_problems(
+    problems: Sequence[tuple[Sequence[str], Sequence[str]]], job_overrides: Sequence[Sequence[str]]
+) -> list[str]:
+    """Return the problems after the overrides of their point; one of all points occurs once."""
+    counts = Counter(line for _, lines in problems for line in lines)
+    shared = [line for line, count in counts.items() if 1 < count == len(job_overrides)]
+    return shared + [
+        f"[{format_swept(overrides, job_overrides)}] {line}"
+        for overrides, lines in problems
+        for line in lines
+        if line not in shared
+    ]
 
 
 def _format_shared_dir_problem(point: SweepPoint, first: SweepPoint) -> str:
@@ -165,6 +186,16 @@ def _compose_point(
         resolved = resolve_config(composed)
     except OmegaConfBaseException as error:
         raise convert_hydra_error(error) from error
+    if missing := find_missing_axes(hydra_config):
+        studies = next((word for word in overrides if word.startswith("+sweep=")), "")
+        raise ConfigError(
+            f"the study's parameters {', '.join(missing)} are not set; start one sweep with "
+            f"{studies or 'its +sweep=NAME'} alone"
+        )
     validate_feasibility(resolved)
     composed.run.name = resolved.run.name
-    return SweepPoint(overrides, composed, resolved, hydra_config)
+    point = SweepPoint(overrides, composed, resolved, hydra_config)
+    from hlat.checkpoint.start_validation import validate_start  # numpy slows composition
+
+    validate_start(resolved, point.run_dir)
+    return point

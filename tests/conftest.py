@@ -5,8 +5,10 @@ import copy
 import functools
 import json
 import os
+import signal
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest import mock
@@ -32,6 +34,12 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # Models of tests are too small for a second thread, and other tests need the cores
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# GNU readline, which pytest imports, sets the size of a terminal for the workers of pytest-xdist
+for _variable in ("COLUMNS", "LINES"):
+    os.environ.pop(_variable, None)
+# Runs ignore SIGHUP if the process that starts them does, as nohup and some schedulers do
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
 with contextlib.suppress(ImportError):  # the environment of tests/nxd has no Hypothesis
     from hypothesis import HealthCheck, settings
 
@@ -48,6 +56,38 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--accelerator", choices=["cuda", "cpu"], default="cuda", help=accelerator)
     seconds = "time of tests/fuzz for all readers together"
     parser.addoption("--fuzz-seconds", type=float, default=60.0, help=seconds)
+    part = "part K of N of the tests marked slow, such as 1/3 (default: all of them)"
+    parser.addoption("--slow-part", metavar="K/N", type=_parse_part, default=(1, 1), help=part)
+
+
+def _parse_part(text: str) -> tuple[int, int]:
+    part, count = map(int, text.split("/"))
+    if not 1 <= part <= count:
+        raise ValueError(f"{text} is not K/N with K from 1 to N")
+    return part, count
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect the slow tests of other parts; a test belongs to the part of its name's hash."""
+    part, count = config.getoption("--slow-part")
+
+    def is_selected(item: pytest.Item) -> bool:
+        name = item.nodeid.partition("@")[0].encode()
+        return "slow" not in item.keywords or zlib.crc32(name) % count == part - 1
+
+    deselected = [item for item in items if not is_selected(item)]
+    if deselected:
+        config.hook.pytest_deselected(items=deselected)
+        items[:] = [item for item in items if is_selected(item)]
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    """Exit with status 2, and not 1, if the workers of pytest-xdist collect different tests.
+
+    After status 1, `make test-all` repeats the failed tests, and without one, all tests.
+    """
+    if report.failed and report.nodeid.startswith("gw"):
+        pytest.exit(str(report.longrepr), returncode=2)
 
 
 @pytest.fixture(scope="session")

@@ -29,6 +29,7 @@ from hlat.data.data_loader import build_data_loader
 from hlat.engine.engine_factory import create_engine
 from hlat.engine.interface import Engine
 from hlat.evaluate import heldout_evaluation
+from hlat.evaluate.heldout_loss import summarize
 from hlat.optim.lr_schedule import compute_lr
 
 HERE = Path(__file__).resolve().parent
@@ -84,14 +85,15 @@ def averages(run: Path) -> dict[str, Path]:
 def measure(engine: Engine, config: Config, paths: dict[str, Path]) -> dict[str, Json]:
     """Return the held-out loss and bits per byte of each checkpoint by source."""
     loader = build_data_loader(config.data, config.phase, config.batch, config.run.seed)
-    sequences = loader.build_heldout_sequences(config.evaluation.sequences_per_source)
+    num_sequences = config.evaluation.count_sequences(config.batch.sequence_length)
+    sequences = loader.build_heldout_sequences(num_sequences)
     results = {}
     for name, path in paths.items():
         checkpoint_store.load_checkpoint(
             path, [c for c in engine.chunks() if c.name.startswith("weights/")]
         )
-        loss, bits = heldout_evaluation.compute_heldout_loss(engine, sequences)
-        results[name] = {"loss": loss, "bits_per_byte": bits}
+        fields = summarize(heldout_evaluation.evaluate_sources(engine, sequences))
+        results[name] = {key: fields[key] for key in ("loss", "bits_per_byte")}
     loader.close()
     return results
 

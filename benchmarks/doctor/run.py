@@ -37,7 +37,7 @@ RUN = [
     "data.workers=0",
     "schedule.total_steps=200",
 ]
-GRADIENT_CHECKS = {"loss", "reduction", "pipeline", "gradient norm"}
+GRADIENT_CHECKS = {"loss", "reduction", "pipeline", "gradient norm", "clipping"}
 
 
 def smoothed(losses: list[float]) -> NDArray[np.float64]:

@@ -14,12 +14,7 @@ from typing import Any
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch does not list it
 
-from hlat.parallelism.mesh_coordinates import (
-    MeshCoordinates,
-    ParallelDegrees,
-    compute_global_rank,
-    compute_mesh_coordinates,
-)
+from hlat.parallelism.mesh_coordinates import ParallelDegrees, partition_ranks
 
 _NUM_THREADS = 64
 _ADDRESS = b"a" * 154
@@ -82,10 +77,8 @@ def _measure_full_mesh(client: Any, size: int) -> float:
 
 def _list_axes(rank: int, degrees: ParallelDegrees) -> list[tuple[str, list[int]]]:
     """Return a name and the ranks of each group of a rank: three axes, twice."""
-    at = compute_mesh_coordinates(rank, degrees)
     groups = []
     for name in ("pp", "dp", "tp"):
-        others = [MeshCoordinates(**{**vars(at), name: i}) for i in range(getattr(degrees, name))]
-        peers = [compute_global_rank(other, degrees) for other in others]
+        peers = next(ranks for ranks in partition_ranks(degrees, name) if rank in ranks)
         groups += [(f"{name}{copy}", peers) for copy in range(2)]
     return groups

@@ -23,7 +23,6 @@ from hlat.optim.adamw import MOMENTS
 from hlat.parallelism.mesh_coordinates import (
     MeshCoordinates,
     ParallelDegrees,
-    compute_global_rank,
     compute_mesh_coordinates,
 )
 from hlat.parallelism.pipeline_stages import assign_layers_to_stages
@@ -171,7 +170,8 @@ class SimulatedMesh:
 
     def _act_as(self, at: MeshCoordinates, axis: str) -> bytes:
         saved = self.rank, self._capture, self._num_gathers, self._replayed, self.clock
-        self.rank = compute_global_rank(at, self.run.degrees)
+        degrees = self.run.degrees
+        self.rank = (at.pp * degrees.dp + at.dp) * degrees.tp + at.tp
         self._capture, self._num_gathers, self._replayed = axis, 0, 0
         self.clock = Clock()
         try:

@@ -18,6 +18,13 @@ _LINK = re.compile(r"(\]\()([^)#\s]+)((?:#[^)\s]*)?\))")
 _CODE = re.compile(r"^ *```.*?^ *```|`[^`\n]+`", re.MULTILINE | re.DOTALL)
 _COPIED = {".json", ".png", ".svg", ".ipynb"}
 _ROOT = "repository"
+_SEARCH_BOOSTS = {
+    "guides/": 2.0,
+    "reference/": 2.0,
+    **dict.fromkeys(("adr/", "log.md", "renames.md", f"{_ROOT}/"), 0.001),
+}
+"""Factors of the rank of pages in the search, by the start of their path; else 1. The theme weights
+words of titles by 1,000, and decisions and log entries have long titles."""
 _NOT_SEARCHED = "---\nsearch: {exclude: true}\n---\n\n"
 
 
@@ -49,7 +56,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Replace links to files of the repository by links to their pages."""
+    """Replace links to files of the repository by links to their pages; set the search rank."""
+    for start, boost in _SEARCH_BOOSTS.items():
+        if page.file.src_uri.startswith(start):
+            page.meta.setdefault("search", {"boost": boost})
     repository, docs = Path(config.config_file_path).parent, Path(config.docs_dir).name
     here = page.file.src_uri
     origin = _to_repository_path(here, docs)

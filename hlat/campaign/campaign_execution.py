@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from hlat.campaign.campaign_state import (
     KUBERNETES,
+    NEVER_SATISFIED,
     SLURM,
     CampaignLog,
     StageState,
@@ -20,7 +21,7 @@ from hlat.config.compose import LOCAL_LAUNCHERS, compose_config
 from hlat.config.config_errors import ConfigError, ExitCode
 
 _WAIT_INTERVAL_S = 15.0
-_STUCK_REASONS = ("DependencyNeverSatisfied", "JobHeldUser")
+_STUCK_REASONS = (NEVER_SATISFIED, "JobHeldUser")
 """Reasons of pending jobs that cannot start while no other job of the campaign runs."""
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hlat.config.config_errors import ConfigError
+from hlat.config.override_keys import find_repeated_keys
 from hlat.config.package_dirs import find_package_dir
 from hlat.config.untrusted_files import format_value, load_untrusted_yaml
 from hlat.evaluate.user_tasks import is_task_file
@@ -322,8 +323,9 @@ class _StageParser:
             )
 
     def parse_overrides(self, path: str, value: Any) -> tuple[str, ...]:
-        """Return a list of strings as a tuple."""
+        """Return a list of strings as a tuple; a key that it sets twice is a problem."""
         if isinstance(value, list) and all(isinstance(word, str) for word in value):
+            self.problems += [f"{path}: {problem}" for problem in find_repeated_keys(value)]
             return tuple(value)
         self.problems.append(f"{path}: {format_value(value)} is not a list of strings")
         return ()

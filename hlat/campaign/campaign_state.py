@@ -18,12 +18,14 @@ from hlat.config.config_errors import ConfigError, ExitCode
 from hlat.jobs.job_table import JobRow, load_job_rows
 from hlat.jobs.submission import find_latest_submission
 from hlat.tracking.jsonl_log import JsonlLog
-from hlat.tracking.run_directory import lock_run_dir
+from hlat.tracking.run_directory import is_in_use, lock_run_dir
 
 LOCAL = "local"
 """Name of the launcher that runs jobs on this machine, as in the log."""
 SLURM = "slurm"
 KUBERNETES = "kubernetes"
+NEVER_SATISFIED = "DependencyNeverSatisfied"
+"""Reason of Slurm for a pending job after a failed one."""
 _LOCK_ATTEMPTS, _LOCK_INTERVAL_S = 5, 0.2
 _INTERRUPTED_CODES = (ExitCode.PREEMPTED, 130)
 _EXIT_DETAILS: dict[int, str] = {
@@ -125,13 +127,7 @@ class CampaignLog:
     @property
     def is_locked(self) -> bool:
         """True if a command uses the campaign."""
-        if not self.campaign_dir.is_dir():
-            return False
-        try:
-            lock_run_dir(self.campaign_dir).close()
-        except BlockingIOError:
-            return True
-        return False
+        return is_in_use(self.campaign_dir)
 
 
 def load_statuses(

@@ -24,6 +24,7 @@ from hlat.campaign.submitted_stages import format_launcher_settings, run_command
 from hlat.config.config_errors import ConfigError, ExitCode
 from hlat.config.entry_point import build_module_command
 from hlat.config.model_overrides import format_override
+from hlat.config.override_keys import merge_overrides
 
 _TIMEOUT_S = 60
 _ACTIVE = (StageState.submitted, StageState.running)
@@ -69,8 +70,9 @@ class KubernetesStages:
         manifests = next(base / str(n) for n in count(1) if not (base / str(n)).exists())
         _delete_objects(base)
         settings = job.launcher.get(KUBERNETES, {})
-        arguments = [*format_launcher_settings(settings), *self._overrides]
-        arguments.append(format_override("hydra.sweep.dir", str(manifests)))
+        arguments = merge_overrides(format_launcher_settings(settings), self._overrides)
+        directory = format_override("hydra.sweep.dir", str(manifests))
+        arguments = merge_overrides(arguments, [directory])
         done = run_command(
             [*build_module_command(sys.executable, job.module), *job.arguments, *arguments]
         )

@@ -9,11 +9,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from types import FrameType
 
 from hlat.campaign.campaign_state import LOCAL, CampaignLog, StageState, StageStatus
 from hlat.campaign.stage_job import StageJob
 from hlat.config.config_errors import ConfigError, ExitCode
 from hlat.config.entry_point import build_module_command, get_user_environment
+from hlat.launch_environment import DUMP_SIGNAL
 from hlat.recovery.signal_handler import handle_signals
 
 _SIGINT_EXIT_CODE = 130
@@ -38,6 +40,7 @@ class LocalStages:
     def __init__(self, log: CampaignLog) -> None:
         self._log = log
         self._signals: list[int] = []
+        self._training: subprocess.Popen[bytes] | None = None
 
     def run(self, jobs: Sequence[StageJob], statuses: dict[str, StageStatus]) -> int:
         """Run the unfinished jobs in order; return the first failure's exit code.
@@ -47,7 +50,10 @@ class LocalStages:
         """
         unfinished: set[str] = set()
         first_code = 0
-        with handle_signals(lambda signum, _: self._signals.append(signum)):
+        with (
+            handle_signals(lambda signum, _: self._signals.append(signum)),
+            handle_signals(self._request_stacks, [DUMP_SIGNAL]),
+        ):
             for job in jobs:
                 if statuses[job.name].state is StageState.finished:
                     continue
@@ -64,11 +70,17 @@ class LocalStages:
         self._log.append("start", job.name, digest=job.digest, launcher=LOCAL)
         command = [*build_module_command(sys.executable, job.module), *job.arguments]
         process = subprocess.Popen(command, env=get_user_environment(), start_new_session=True)
+        self._training = process if job.module == "hlat.train" else None
         code = self._wait(process)
         if self._signals and code in (_SIGINT_EXIT_CODE, *(-number for number in self._signals)):
             code = ExitCode.PREEMPTED  # before the first checkpoint
         self._log.append("end", job.name, exit=int(code))
         return code
+
+    def _request_stacks(self, signum: int, frame: FrameType | None) -> None:
+        """Forward `DUMP_SIGNAL` to a training process; it would end another command."""
+        if self._training is not None:
+            self._training.send_signal(signum)
 
     def _wait(self, process: "subprocess.Popen[bytes]") -> int:
         """Return the exit code of a process, to which signals are forwarded."""

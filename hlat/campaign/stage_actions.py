@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from enum import Enum
 
-from hlat.campaign.campaign_state import StageState, StageStatus
+from hlat.campaign.campaign_state import NEVER_SATISFIED, StageState, StageStatus
 from hlat.campaign.stage_job import StageJob
 
 
@@ -15,7 +15,8 @@ class StageAction(Enum):
     start = "start"
     """The job has not started, was interrupted or has failed."""
     replace = "replace"
-    """The submitted job is cancelled and submitted again: its settings or dependencies changed."""
+    """The submitted job is cancelled and submitted again: its settings or dependencies changed, or
+    Slurm has recorded a failure of a dependency that has finished."""
 
 
 def decide_actions(
@@ -29,7 +30,9 @@ def decide_actions(
             actions[job.name] = StageAction.keep
         elif status.state is StageState.submitted:
             is_stale = any(actions[name] is not StageAction.keep for name in job.after)
-            is_replaced = status.is_changed or is_stale
+            is_ready = all(statuses[name].state is StageState.finished for name in job.after)
+            is_stuck = is_ready and NEVER_SATISFIED in status.detail
+            is_replaced = status.is_changed or is_stale or is_stuck
             actions[job.name] = StageAction.replace if is_replaced else StageAction.keep
         else:
             actions[job.name] = StageAction.start

@@ -15,9 +15,9 @@ from hlat.config.compose import compose_config
 from hlat.config.config_errors import ConfigError
 from hlat.config.frozen_config import format_config
 from hlat.config.model_overrides import format_override
+from hlat.config.override_keys import merge_overrides, parse_override_key
 from hlat.config.resolve import resolve_config
 from hlat.config.run import Config
-from hlat.config.run_identity import collect_fixed_settings
 from hlat.evaluate.eval_request import EvalRequest
 from hlat.evaluate.humaneval import HumanEvalSettings
 from hlat.evaluate.inference_config import build_inference_config
@@ -27,7 +27,12 @@ from hlat.jobs.command_job import build_job_dir
 from hlat.plan.feasibility import validate_feasibility
 from hlat.report.campaign_page import PAGE_NAME
 from hlat.tracking.run_directory import EVALUATIONS_DIR
-from hlat.training_state import compute_total_steps, find_differences, is_milestone
+from hlat.training_state import (
+    build_last_state,
+    compute_total_steps,
+    find_start_problems,
+    is_milestone,
+)
 
 _CAMPAIGN_KEYS = ("run.root", "run.name", "checkpoint.start_from")
 """Keys of runs that the campaign sets."""
@@ -108,9 +113,9 @@ class _Expansion:
         self.jobs += builders[stage.kind](stage)
 
     def _build_training(self, stage: Stage) -> list[StageJob]:
-        overrides = (*self._campaign.train, *stage.overrides)
+        overrides = merge_overrides(self._campaign.train, stage.overrides)
         for word in overrides:
-            key = word.lstrip("+").partition("=")[0]
+            key = parse_override_key(word) or ""
             if key in _CAMPAIGN_KEYS[:2] or (key == _CAMPAIGN_KEYS[2] and stage.start_from):
                 raise ConfigError(f"{word}: the campaign sets {key}; remove it")
             if key.startswith(("hydra.", "hydra/")):
@@ -160,7 +165,7 @@ class _Expansion:
         run_stage = self._campaign.get_stage(source).sources[0] if is_average else source
         run_dir, run_config = self._get_run_dir(run_stage), self.configs[run_stage]
         model = run_dir / "averages" / source if is_average else run_dir
-        overrides = (*self._campaign.evaluate, *stage.overrides)
+        overrides = merge_overrides(self._campaign.evaluate, stage.overrides)
         self.configs[stage.name] = _build_evaluation_config(run_dir, run_config, overrides)
         is_selected = any((stage.steps, stage.tokens, stage.every_tokens))
         steps: Sequence[int | None] = _select_steps(stage, run_config) if is_selected else [None]
@@ -322,13 +327,6 @@ def _validate_last(count: int, name: str, config: Config) -> None:
 
 def _validate_continues(name: str, source: Config, config: Config) -> None:
     """Raise ConfigError if a run cannot continue another one."""
-    if differences := find_differences(
-        collect_fixed_settings(source), collect_fixed_settings(config)
-    ):
-        raise ConfigError(f"start_from={name}: the model differs: {'; '.join(differences)}")
-    steps = compute_total_steps(source), compute_total_steps(config)
-    if steps[1] <= steps[0]:
-        raise ConfigError(
-            f"start_from={name} starts at step {steps[0]:,}, and the run ends at step {steps[1]:,};"
-            " increase run.steps, schedule.total_steps or the phase"
-        )
+    path = f"the last checkpoint of {name}"
+    if problems := find_start_problems(config, build_last_state(source), path):
+        raise ConfigError(*(f"start_from={name}: {problem}" for problem in problems))

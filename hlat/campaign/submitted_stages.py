@@ -22,6 +22,7 @@ from hlat.campaign.stage_job import StageJob
 from hlat.config.config_errors import ExitCode
 from hlat.config.entry_point import build_module_command, get_user_environment
 from hlat.config.model_overrides import format_override
+from hlat.config.override_keys import merge_overrides
 from hlat.jobs import slurm_commands
 from hlat.jobs.submission import find_latest_submission
 
@@ -64,9 +65,10 @@ class SlurmStages:
 
     def _submit_job(self, job: StageJob, after: Sequence[str]) -> int:
         settings = job.launcher.get(SLURM, {})
-        arguments = [*format_launcher_settings(settings), *self._overrides]
-        if after:
-            arguments.append(format_override("hydra.launcher.after", [*dict.fromkeys(after)]))
+        arguments = merge_overrides(format_launcher_settings(settings), self._overrides)
+        if after:  # which start after those of the command line
+            word = format_override("hydra.launcher.after", [*dict.fromkeys(after)])
+            arguments = merge_overrides(arguments, [word])
         details = {"directory": job.directory, "overrides": self._overrides, "settings": settings}
         self._log.append("submit", job.name, digest=job.digest, launcher=SLURM, **details)
         done = run_command(

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hlat.config.config_errors import ConfigError, ExitCode, escape_control_characters
+from hlat.config.override_keys import find_repeated_keys
 
 _EXIT_BROKEN_PIPE = 141
 """Exit code that a shell reports for a program ended by SIGPIPE."""
@@ -123,14 +124,11 @@ class CommandLineParser(argparse.ArgumentParser):
         """
         self.usage = self._build_usage()
         typed = sys.argv[1:] if argv is None else argv
-        if problems := [*filter(None, map(self._find_value_error, typed))]:
+        problems = [*filter(None, map(self._find_value_error, typed))]
+        if problems := problems or find_repeated_keys(self._list_settings(typed)):
             lines = [f"{self.prog}: {problem}\n" for problem in problems]
             self.exit(ExitCode.CONFIGURATION, "".join(lines))
         converted = [self._convert_setting(word) for word in typed]
-        given = [word.partition("=")[0] for word in converted if word and word.startswith("--")]
-        for flag in given:
-            if given.count(flag) > 1:
-                self.error(f"{_format_key(flag)}= is given twice")
         return self.parse_intermixed_args([word for word in converted if word is not None])
 
     def error(self, message: str) -> NoReturn:
@@ -182,6 +180,17 @@ class CommandLineParser(argparse.ArgumentParser):
         except ValueError:
             return f"{key}: {value} is not of type {getattr(action.type, '__name__', 'value')}"
         return None
+
+    def _list_settings(self, typed: Sequence[str]) -> list[str]:
+        """Return the settings of the command among words as `key=value`."""
+        words = []
+        for word in typed:
+            name, equals, value = word.partition("=")
+            key = _format_key(name) if name.startswith("--") else name
+            is_setting = f"--{key.replace('_', '-')}" in self._option_string_actions
+            if is_setting and (equals or name.startswith("--")):
+                words.append(f"{key}={value or 'true'}")
+        return words
 
     def _convert_setting(self, word: str) -> str | None:
         """Return `--key=value` for `key=value`, None for `key=false`, other words unchanged."""

@@ -27,6 +27,7 @@ from hlat.config import config_loader, redaction
 from hlat.config.config_errors import ConfigError
 from hlat.config.config_files import list_user_config_dirs
 from hlat.config.hydra_errors import convert_hydra_error
+from hlat.config.local_hardware import choose_local_hardware
 from hlat.config.model import ModelConfig
 from hlat.config.package_dirs import find_code_snapshot, find_package_dir
 from hlat.config.run import Config
@@ -42,6 +43,8 @@ def register_configs() -> None:
     redaction.install_resolver()
     store = ConfigStore.instance()
     store.store(name="schema", node=Config)
+    detected = {"defaults": [choose_local_hardware(), "_self_"], "processes_per_node": None}
+    store.store(group="hardware", name="local", node=detected)
     for study in sorted(find_package_dir("sweeps").glob("*.yaml")):
         store.store(group="sweep", name=study.stem, node=OmegaConf.load(study), package="_global_")
     if find_code_snapshot() is None:

@@ -27,8 +27,8 @@ class ExitCode(IntEnum):
     UNHEALTHY_NODE = 4
     """A node failed a check; the message contains its name. Exclude this node and requeue."""
     PREEMPTED = 75
-    """A signal interrupted the run, and the state is saved. Requeue, or repeat the command: the run
-    resumes."""
+    """A signal interrupted the run, and the state is saved, or no step was trained yet. Requeue, or
+    repeat the command: the run resumes."""
 
 
 class ConfigError(ValueError):

@@ -11,7 +11,8 @@ import yaml
 from hlat.config.package_dirs import find_package_dir
 
 _CONFIG_DIR_FLAGS = ("--config-dir", "-cd", "config_dir")
-_PACKAGE_HEADER = re.compile(r"^\s*#\s*@package\s+(\S+)", re.MULTILINE)
+_PACKAGE_HEADER = re.compile(r"\s*#\s*@package\s+(\S+)")
+"""Hydra reads it only before all other comments and keys."""
 
 
 def list_config_dirs() -> list[Path]:
@@ -33,7 +34,7 @@ def find_config_file(name: str) -> Path | None:
 
 def find_package(path: Path) -> str | None:
     """Return the package in the header `# @package NAME` of a file; None without a header."""
-    match = _PACKAGE_HEADER.search(path.read_text(encoding="utf-8", errors="replace"))
+    match = _PACKAGE_HEADER.match(path.read_text(encoding="utf-8", errors="replace"))
     return None if match is None else match[1]
 
 

@@ -21,13 +21,14 @@ from omegaconf.errors import OmegaConfBaseException
 
 from hlat.config.config_errors import ConfigError
 from hlat.config.hydra_config_security import find_code_references, validate_search_path
+from hlat.config.override_keys import list_replaced_axes
 from hlat.config.package_dirs import find_package_dir, list_choices
 
 _MAX_COMPOSED = 16
 """Number of configurations in memory, one per combination of choices."""
 _RENAMED_KEYS = {"compiler.inductor": "compiler.torch_compile"}
 """Former keys that overrides may use until the next version."""
-_SINGLE_PATH = re.compile(r"(\+{0,2}data\.sources\.[^.=]+\.paths)=([^\[,$~]+)")
+_SINGLE_PATH = re.compile(r"(\+{0,2}data\.sources\.[^.=]+\.(?:heldout_)?paths)=([^\[,$~]+)")
 """Override of the paths of a source with one path instead of a list."""
 _EMPTY_MAPPING = re.compile(r"[\w./@-]+=\{\s*\}")
 
@@ -55,7 +56,12 @@ class SafeConfigLoader(ConfigLoaderImpl):
         self._groups: dict[str, bool] = {}
 
     def load_configuration(
-        self, config_name: str | None, overrides: list[str], *args: Any, **kwargs: Any
+        self,
+        config_name: str | None,
+        overrides: list[str],
+        run_mode: RunMode,
+        *args: Any,
+        **kwargs: Any,
     ) -> DictConfig:
         """Compose the configuration; one path of a source is read as a list of one.
 
@@ -77,9 +83,13 @@ class SafeConfigLoader(ConfigLoaderImpl):
             _SINGLE_PATH.sub(r"\1=[\2]", word) if _SINGLE_PATH.fullmatch(word) else word
             for word in overrides
         ]
-        config = self._compose(config_name, overrides, *args, **kwargs)
+        config = self._compose(config_name, overrides, run_mode, *args, **kwargs)
         if problems := list(find_code_references(config)):
             raise ConfigError(*problems)
+        if run_mode is RunMode.MULTIRUN:
+            axes = config.hydra.sweeper.get("params") or {}
+            for message in list_replaced_axes(axes, overrides):
+                _print_once(message)
         return config
 
     def add_config_dirs(self, directories: Sequence[Path]) -> None:
@@ -191,7 +201,7 @@ def _rename_key(override: str) -> str:
 
 @functools.cache
 def _print_once(message: str) -> None:
-    """Print a message for the first of all points of a sweep."""
+    """Print a message for the first of several compositions."""
     print(message, file=sys.stderr)
 
 

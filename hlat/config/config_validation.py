@@ -42,7 +42,7 @@ def validate_steps(config: Config) -> Iterator[str]:
     if steps is not None and steps > total:
         yield (
             f"run.steps={steps} exceeds schedule.total_steps={total}; "
-            f"raise the latter, or use run.steps={total} or less"
+            f"add schedule.total_steps={steps}, or use run.steps={total} or less"
         )
 
 

@@ -29,6 +29,9 @@ class SourceConfig:
     directory. `embedded:<name>` is part of the embedded corpus."""
     weight: float = bounded(1.0, min=0, below=float("inf"))
     """Fraction of tokens relative to the other sources."""
+    heldout_paths: list[str] = field(default_factory=list)
+    """Files of the held-out documents, such as those that `hlat prepare heldout=` writes; no
+    document of `paths` is then held out. Empty: data.heldout_documents of `paths`."""
     text_column: str | None = None
     """String column with one document per row; null: data.text_column."""
 
@@ -60,7 +63,7 @@ class DataConfig:
     encoder: EncoderLibrary = EncoderLibrary.reference
     """Library that converts text to token ids; affects the speed only."""
     heldout_documents: int = bounded(32, min=1)
-    """Documents per source that are reserved for evaluation."""
+    """Documents per source without heldout_paths that are reserved for evaluation."""
     workers: int = bounded(1, min=0)
     """Processes per data-parallel rank that tokenize ahead of the step, one core each; 0: a thread
     of the trainer tokenizes."""
@@ -69,6 +72,10 @@ class DataConfig:
     warn_epochs: float = bounded(4.0, above=0, below=float("inf"))
     """Passes over a source above which a run warns: repeating data up to four times costs next to
     nothing (Muennighoff et al., Scaling data-constrained language models, 2023)."""
+    max_lost_text: float = bounded(0.01, min=0, max=1)
+    """Fraction of the UTF-8 bytes of held-out text that the tokenizer may lose: characters that
+    have no token, or that its normalizer changes. Measured on the start of 16 documents of each
+    source."""
     allow_changed: list[str] = field(default_factory=list)
     """Keys that may differ from those of the checkpoint to resume, such as data.tokenizer or
     data.sources.<name>; partially consumed documents are then skipped."""

@@ -25,6 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 from hlat.config import compose, frozen_config, hydra_config_security
 from hlat.config.config_errors import ConfigError, ExitCode
 from hlat.config.hydra_errors import convert_hydra_error
+from hlat.config.override_keys import validate_distinct_keys
 from hlat.config.package_dirs import find_code_snapshot, find_package_dir
 
 _FULL_ERROR_VARIABLE = "HYDRA_FULL_ERROR"
@@ -69,6 +70,8 @@ def run_entry_point(task: Callable[[DictConfig], ExitCode]) -> None:
     )
     try:
         hydra_config_security.refuse_rerun(sys.argv[1:])
+        if {"-m", "--multirun"} & {*sys.argv}:
+            validate_distinct_keys(sys.argv[1:])
         with _raise_hydra_errors():
             main(run_task)()
             if is_submitted:
@@ -110,8 +113,8 @@ def format_resume_command(overrides: list[str]) -> str:
     """Return the command that resumes the run."""
     if (directory := _get_frozen_config_dir()) is not None:
         flags = frozen_config.load_command_line(directory).flags
-        return shlex.join(["python", "-m", "hlat.train", *flags, *overrides])
-    return shlex.join(build_command(_find_python_command(), overrides))
+        return shlex.join(["hlat", "train", *flags, *overrides])
+    return shlex.join([*_find_command(), "train", *_get_config_dir_flags(), *overrides])
 
 
 def format_repeat_command(key: str, value: str) -> str:
@@ -119,15 +122,14 @@ def format_repeat_command(key: str, value: str) -> str:
     words = sys.argv[1:]
     if not any(word.startswith(f"{key}=") for word in words):
         words = [*words, f"{key}={value}"]
-    return shlex.join([_find_python_command(), "-m", "hlat.train", *words])
+    return shlex.join([*_find_command(), "train", *words])
 
 
 def build_command(python: str, overrides: list[str], module: str = "hlat.train") -> list[str]:
     """Return the command that runs `module` with the configuration of this process."""
     if (directory := _get_frozen_config_dir()) is not None:
         return build_frozen_command(python, directory, module)
-    flags = build_config_dir_flags(HydraConfig.get()) if HydraConfig.initialized() else []
-    return [python, "-m", module, *flags, *overrides]
+    return [python, "-m", module, *_get_config_dir_flags(), *overrides]
 
 
 def build_config_dir_flags(hydra_config: HydraConf | DictConfig) -> list[str]:
@@ -182,12 +184,17 @@ def _is_submitted_by_launcher() -> bool:
 def _validate_multirun() -> None:
     """Raise ConfigError for a sweep without `-m`, which would train one ordinary run."""
     composed = HydraConfig.get()
-    axes = getattr(composed.sweeper, "params", None) or {}
-    given = {override.partition("=")[0] for override in get_task_overrides()}
-    if composed.mode is RunMode.RUN and (missing := sorted(set(axes) - given)):
+    if composed.mode is RunMode.RUN and (missing := find_missing_axes(composed)):
         raise ConfigError(
             f"the sweep's parameters {', '.join(missing)} are not set; add -m to sweep them"
         )
+
+
+def find_missing_axes(hydra_config: HydraConf | DictConfig) -> list[str]:
+    """Return the axes of a study that the overrides of a run do not set."""
+    axes = getattr(hydra_config.sweeper, "params", None) or {}
+    given = {override.partition("=")[0] for override in hydra_config.overrides.task}
+    return sorted(set(axes) - given)
 
 
 def _print_errors(error: Exception) -> ExitCode:
@@ -197,13 +204,20 @@ def _print_errors(error: Exception) -> ExitCode:
     return ExitCode.CONFIGURATION
 
 
-def _find_python_command() -> str:
-    """Return `python` if it is this interpreter, else a path to this interpreter."""
-    python = Path(sys.executable)
-    if shutil.which("python") == str(python):
-        return "python"
-    is_below = python.is_relative_to(Path.cwd())
-    return str(python.relative_to(Path.cwd()) if is_below else python)
+def _get_config_dir_flags() -> list[str]:
+    return build_config_dir_flags(HydraConfig.get()) if HydraConfig.initialized() else []
+
+
+def _find_command() -> list[str]:
+    """Return `hlat` if it is the program of this interpreter, else a path that starts it."""
+    program = Path(sys.executable).with_name("hlat")
+    found = shutil.which("hlat")
+    if found is not None and Path(found).resolve() == program.resolve():
+        return ["hlat"]
+    path = program if program.is_file() else Path(sys.executable)
+    if path.is_relative_to(Path.cwd()):
+        path = path.relative_to(Path.cwd())
+    return [str(path)] if path.name == "hlat" else [str(path), "-m", "hlat"]
 
 
 @contextmanager

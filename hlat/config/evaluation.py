@@ -23,11 +23,19 @@ class EvaluationConfig:
 
     every_steps: int | None = bounded(None, min=1)
     """Steps between evaluations within a run; null: only at its start and end."""
-    sequences_per_source: int = bounded(min=1)
-    """Held-out sequences of each source."""
+    tokens_per_source: int = bounded(65536, min=1)
+    """Held-out tokens of each source in the last evaluation, at most. Those before it use fewer, if
+    they would take more than 5% of the run's computation, but at least 4,096."""
+    sequences_per_source: int | None = bounded(None, min=1)
+    """Held-out sequences of each source in all evaluations; null: as many as tokens_per_source
+    allows."""
     probes: dict[str, str] = field(default_factory=dict)
     """Multiple-choice questions, scored at each evaluation: files, relative to data.root, by the
     name of their accuracy metric. A line is {"context": "2 + 2 =", "choices": [" 4", " 5"],
-    "answer": 0}; the answer should have the highest likelihood per byte."""
+    "answer": 0}; the answer should have the highest likelihood per character."""
     samples: SamplesConfig = field(default_factory=SamplesConfig)
     """Texts that the model writes at each evaluation."""
+
+    def count_sequences(self, sequence_length: int) -> int:
+        """Return the number of held-out sequences of each source in the last evaluation."""
+        return self.sequences_per_source or max(1, self.tokens_per_source // sequence_length)

@@ -8,6 +8,7 @@ import shlex
 import sys
 import typing
 from collections.abc import Sequence
+from pathlib import Path
 
 from hydra.core.config_store import ConfigStore
 from hydra.errors import OverrideParseException
@@ -27,14 +28,22 @@ def convert_hydra_error(error: Exception) -> ConfigError:
     text = str(error)
     if isinstance(error, OverrideParseException):
         return _build_syntax_error(error.override, _format_first_line(error))
+    is_yaml_error = hasattr(error.__cause__ or error, "problem_mark")
+    if not is_yaml_error and (file := _find_file_without_package()) is not None:
+        return _build_package_error(*file)
     if match := re.match(r"In '([^']+)': \w+ raised while composing config:\s*(.*)", text):
         return _build_file_error(match[1], match[2], _parse_full_key(text))
+    if match := re.search(r"Ambiguous value for argument '(\+sweep=.+)'", text):
+        return ConfigError(f"{match[1]} lists several studies; start one hlat sweep per study")
     if match := re.search(r"Ambiguous value for argument '(.+)'", text):
         return ConfigError(f"{match[1]} lists several values; add -m for one run per value")
     if match := re.search(r"Sweeping over Hydra's configuration .*'([^']+)'", text):
         return _build_hydra_sweep_error(match[1])
     if "Got NoneType" in text:
         return ConfigError("a group cannot be null; name one of its choices, such as model=tiny")
+    repeated = r"Multiple values for (\S+)\. |^(\S+) appears more than once in the final defaults"
+    if match := re.search(repeated, text):
+        return _build_added_group_error(match[1] or match[2], text)
     if match := re.search(r"Could not override '([^'@]+)", text):
         return build_unknown_key_error(match[1])
     if match := re.search(r"Could not append to config\. An item is already at '([^']+)'", text):
@@ -68,9 +77,9 @@ def _build_syntax_error(override: str, problem: str) -> ConfigError:
             f"{override} is a file, not GROUP.KEY=VALUE; move it to DIR/GROUP/NAME.yaml and write "
             "--config-dir DIR GROUP=NAME"
         )
-    if value.startswith("~/"):
+    if re.match(r"\[?~/", value):
         return ConfigError(
-            f"{override}: ~ is not expanded here; write {key}=$HOME{value.removeprefix('~')}"
+            f"{override}: ~ is not expanded here; write {key}={value.replace('~/', '$HOME/')}"
         )
     if value and problem.startswith("Lexer"):
         quoted = shlex.quote(f"{key}={json.dumps(value, ensure_ascii=False)}")
@@ -78,7 +87,42 @@ def _build_syntax_error(override: str, problem: str) -> ConfigError:
             f"{override}: the value has a character that needs quotes, also inside those of the "
             f"shell; write {quoted}"
         )
+    if problem.startswith(("Lexer", "Error parsing override")):
+        problem = "is not an override"
     return ConfigError(f"{override}: {problem}; write GROUP.KEY=VALUE")
+
+
+def _find_file_without_package() -> tuple[Path, str] | None:
+    """Return a file of the command line with keys of several groups but no package, and its group.
+
+    Directories such as experiment and sweep are no groups of the configuration.
+    """
+    groups = typing.get_type_hints(Config)
+    for word in sys.argv[1:]:
+        group, _, names = word.lstrip("+").partition("=")
+        if "." in group or "/" in group or group in groups:
+            continue
+        for name in names.split(","):
+            path = config_files.find_config_file(f"{group}/{name}")
+            if path is not None and config_files.find_package(path) is None:
+                return path, group
+    return None
+
+
+def _build_package_error(path: Path, group: str) -> ConfigError:
+    remedy = f"add it, or write only keys of {group}"
+    return ConfigError(
+        f"{path}: its keys are those of {group}, as the file lacks the first line "
+        f"`# @package _global_`; {remedy if group in typing.get_type_hints(Config) else 'add it'}"
+    )
+
+
+def _build_added_group_error(group: str, text: str) -> ConfigError:
+    """Return the error for `+GROUP=NAME` of a group that has a choice already."""
+    words = [word for word in sys.argv[1:] if re.match(rf"\+{re.escape(group)}=", word)]
+    if not words:
+        return ConfigError(f"{text.splitlines()[0]}; choose {group} once")
+    return ConfigError(f"{group} already has a choice; write {words[0][1:]} without the +")
 
 
 def _build_file_error(name: str, problem: str, key: str | None) -> ConfigError:
@@ -94,10 +138,7 @@ def _build_file_error(name: str, problem: str, key: str | None) -> ConfigError:
     groups = typing.get_type_hints(Config)
     is_for_root = group not in groups or (written != key and written.partition(".")[0] in groups)
     if is_for_root and config_files.find_package(path) is None:
-        return ConfigError(
-            f"{path}: its keys are those of {group}, as the file lacks the first line "
-            f"`# @package _global_`; add it, or write only keys of {group}"
-        )
+        return _build_package_error(path, group)
     return ConfigError(f"{path}{'' if line is None else f', line {line}'}: {problem}")
 
 
@@ -139,8 +180,14 @@ def build_unknown_key_error(key: str) -> ConfigError:
     else:
         matches = difflib.get_close_matches(key, list_config_keys(), n=1)
     problem = f"{key} is not a key of the configuration"
+    if not group and list_choices(key):
+        return ConfigError(f"{problem}; to choose one of its files, write +{key}=NAME")
+    if not group and not matches:
+        matches = [known for known in list_config_keys() if known.endswith(f".{key}")][:1]
     if matches == [key]:
-        return ConfigError(f"{key} has no such entry; add one with +{key}.NAME=VALUE")
+        given = [word for word in sys.argv[1:] if word.startswith(f"{key}=")]
+        added = f"+{given[0]}" if given else f"+{key}.NAME=VALUE"
+        return ConfigError(f"{key} has no such entry; add one with {shlex.quote(added)}")
     if matches:
         return ConfigError(f"{problem}; did you mean {matches[0]}?")
     if names:

@@ -8,14 +8,16 @@ and the layout and the number of steps have no effect.
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from operator import attrgetter
 from typing import Any
 
 from omegaconf.errors import OmegaConfBaseException
 
+from hlat.config.batch import BatchConfig
 from hlat.config.config_errors import ConfigError
 from hlat.config.config_json import parse_section
+from hlat.config.data import DataConfig
 from hlat.config.model import ModelConfig
 from hlat.config.run import Config
 
@@ -23,6 +25,9 @@ _DATA_DEFAULTS = {"data.bos_token": None}
 """Default values of data settings that older versions lack; omitted from the default run name."""
 INITIAL_WEIGHTS_DEFAULTS = {"model.init_from": None, "model.init_copies": "equal"}
 """Default values of the settings that select the initial weights."""
+_FIXED_DATA_KEYS = ("batch.global_batch_size", "batch.sequence_length")
+"""Keys that must never change: a stream belongs to a row of the global batch, and the first step of
+a stage depends on the tokens per step."""
 _KEYS_OF_ALL_RUNS = {
     f"model.{name}"
     for name in (
@@ -38,6 +43,7 @@ _SETTINGS_WITHOUT_EFFECT_ON_TOKENS = {
     "data.workers",
     "data.prefetch",
     "data.warn_epochs",
+    "data.max_lost_text",
     "data.allow_changed",
     "data.preview",
 }
@@ -93,6 +99,52 @@ def collect_adjustable_settings(config: Config) -> dict[str, Any]:
     settings |= {f"data.sources.{name}.weight": s.weight for name, s in data.sources.items()}
     masks = {"data.document_mask": data.document_mask, "data.loss_mask": data.loss_mask}
     return settings | masks
+
+
+def collect_data_settings(data: DataConfig, batch: BatchConfig, seed: int) -> dict[str, Any]:
+    """Return, by full key, the settings that determine the position in the data.
+
+    The fingerprint of the data has hashes of tokenizer and sources besides.
+    """
+    return {
+        "run.seed": seed,
+        "batch.global_batch_size": batch.global_batch_size,
+        "batch.sequence_length": batch.sequence_length,
+        "data.eos_token": data.eos_token,
+        "data.heldout_documents": data.heldout_documents,
+        # Absent without BOS, as in checkpoints of versions without this setting
+        **({} if data.bos_token is None else {"data.bos_token": data.bos_token}),
+    }
+
+
+def compare_data_settings(
+    current: Mapping[str, Any], saved: Mapping[str, Any], allowed_keys: Collection[str]
+) -> tuple[dict[str, str], list[str]]:
+    """Return the allowed differences by key, and the problems, of settings or fingerprints.
+
+    With changed data, a saved position would repeat some documents and skip others. A difference is
+    therefore a problem, unless data.allow_changed lists its key.
+    """
+    messages = {
+        key: f"{key}: the checkpoint was written with {saved.get(key, 'none')}, this run has "
+        f"{current.get(key, 'none')}"
+        for key in sorted({*current, *saved})
+        if current.get(key) != saved.get(key)
+    }
+    allowed = {*allowed_keys} - {*_FIXED_DATA_KEYS}
+    accepted = {key: messages.pop(key) for key in [*messages] if key in allowed}
+    return accepted, [f"{text}; {_format_remedy(key)}" for key, text in messages.items()]
+
+
+def list_allowed_keys(*fingerprints: Mapping[str, Any]) -> list[str]:
+    """Return the keys of fingerprints that data.allow_changed accepts."""
+    return sorted({key for each in fingerprints for key in each} - {*_FIXED_DATA_KEYS})
+
+
+def _format_remedy(key: str) -> str:
+    if key in _FIXED_DATA_KEYS:
+        return "restore the former, or start a new run"
+    return f"restore the former, start a new run, or accept it with 'data.allow_changed=[{key}]'"
 
 
 def build_default_run_name(config: Config) -> str:

@@ -1,6 +1,7 @@
 """Axes of a sweep: keys with several values, on the command line or in a study."""
 
 import itertools
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from omegaconf import OmegaConf
 from hlat.config.compose import compose_config, register_configs
 from hlat.config.config_errors import ConfigError
 from hlat.config.hydra_errors import convert_hydra_error
+from hlat.config.override_keys import list_replaced_axes, validate_distinct_keys
 
 
 @dataclass(frozen=True)
@@ -43,13 +45,16 @@ def load_sweep_axes(overrides: Sequence[str]) -> SweepAxes:
     """Return the axes of a study and of the command line, which overrides those of the study.
 
     Raises:
-        ConfigError: An override is invalid.
+        ConfigError: An override is invalid, or a key is set more than once.
     """
+    validate_distinct_keys(overrides)
     parsed = _parse(overrides)
     swept = {o.key_or_group: _list_values(o) for o in parsed if o.is_sweep_override()}
     fixed = [str(o.input_line) for o in parsed if not o.is_sweep_override()]
     hydra = compose_config(fixed, return_hydra_config=True).hydra
     params: Any = OmegaConf.to_container(hydra.sweeper.get("params") or OmegaConf.create({}))
+    for message in list_replaced_axes(params, overrides):
+        print(message, file=sys.stderr)
     fixed_keys = {o.key_or_group for o in parsed if not o.is_sweep_override()}
     words = [f"{key}={value}" for key, value in params.items() if key not in fixed_keys]
     trials = hydra.sweeper.get("trials")

@@ -183,7 +183,8 @@ def _read_text_column(file: DataFile, column: str, config_key: str) -> Iterator[
     location = file.location
     try:
         remote = remote_files.open_file(location) if file.is_remote else None
-        with pa.OSFile(location) if remote is None else pa.PythonFile(remote, mode="r") as source:
+        local = os.fsencode(location)
+        with pa.OSFile(local) if remote is None else pa.PythonFile(remote, mode="r") as source:
             for array in text_column.read_text_batches(location, source, column, config_key):
                 is_plain = text_column.is_plain_text_type(array.type)
                 yield array if is_plain else array.cast(pa.large_string())

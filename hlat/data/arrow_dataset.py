@@ -179,7 +179,8 @@ class ArrowDataset:
     def _sha256(self) -> str:
         digest = hashlib.sha256(f"column {self._column}\n".encode())
         for file in self._files:
-            digest.update(f"file {file.file.name} {file.num_bytes} {file.num_rows}\n".encode())
+            text = f"file {file.file.name} {file.num_bytes} {file.num_rows}\n"
+            digest.update(text.encode("utf-8", "surrogateescape"))  # a name may not be UTF-8
         for document in self.sample_documents():
             digest.update(hashlib.sha256(document).digest())
         return digest.hexdigest()

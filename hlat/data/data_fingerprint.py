@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from hlat.config.config_errors import ConfigError
+from hlat.config.run_identity import compare_data_settings, list_allowed_keys
 from hlat.data.batch_reader import StreamStates
 from hlat.data.data_mixture import MixtureStage
 from hlat.data.token_streams import NUM_CURSOR_FIELDS
@@ -18,9 +19,6 @@ from hlat.data.token_streams import NUM_CURSOR_FIELDS
 STATE_VERSION = 2
 
 _SOURCES_PREFIX = "data.sources."
-_FIXED_KEYS = ("batch.global_batch_size", "batch.sequence_length")
-"""Keys that must never change: a stream belongs to a row of the global batch, and the first step of
-a stage depends on the tokens per step."""
 _GLOBAL_KEYS = (
     *("run.seed", "data.tokenizer", "data.eos_token", "data.bos_token"),
     "data.heldout_documents",
@@ -46,19 +44,10 @@ def compare_fingerprints(
     """
     validate_state(state)
     saved = state["fingerprint"]
-    changed = _find_changed_keys(current, saved)
-    messages = {
-        key: f"{key}: the checkpoint was written with {saved.get(key, 'none')}, this run has "
-        f"{current.get(key, 'none')}"
-        for key in changed
-    }
-    accepted = {
-        key: messages.pop(key) for key in changed if key in allowed_keys and key not in _FIXED_KEYS
-    }
-    problems = [f"{message}; {_format_remedy(key)}" for key, message in messages.items()]
+    accepted, problems = compare_data_settings(current, saved, allowed_keys)
     problems += [
         f"data.allow_changed: {key} is no key that a checkpoint could differ in; these are: "
-        f"{', '.join(sorted({*current, *saved} - {*_FIXED_KEYS}))}"
+        f"{', '.join(list_allowed_keys(current, saved))}"
         for key in allowed_keys
         if key not in current and key not in saved
     ]
@@ -86,12 +75,6 @@ def validate_same_fingerprint(current: Mapping[str, Any], expected: Mapping[str,
 
 def _find_changed_keys(current: Mapping[str, Any], saved: Mapping[str, Any]) -> list[str]:
     return [key for key in sorted({*current, *saved}) if current.get(key) != saved.get(key)]
-
-
-def _format_remedy(key: str) -> str:
-    if key in _FIXED_KEYS:
-        return "restore the former, or start a new run"
-    return f"restore the former, start a new run, or accept it with 'data.allow_changed=[{key}]'"
 
 
 def adapt_states(

@@ -177,7 +177,7 @@ class DataLoader:
         """Return held-out sequences of every source, identical on every rank.
 
         Raises:
-            ConfigError: If the held-out documents of a source are shorter than one sequence.
+            ConfigError: If the held-out documents of a source have no text in the loss.
         """
         settings = sequences_per_source, self._sequence_length, self._data
         tokenizer, sources = self._training_data.tokenizer, self._training_data.sources
@@ -196,6 +196,14 @@ class DataLoader:
             f"data.warn_epochs={limit:g}"
             for name, epochs in exceeded.items()
             if name not in warned
+        ]
+
+    def lost_text_notes(self) -> list[str]:
+        """Return a line per source if the tokenizer loses a part of its held-out text."""
+        return [
+            f"data.tokenizer={self._data.tokenizer} loses {lost} of the held-out text of {name}"
+            for name, lost in self._training_data.lost_text.items()
+            if lost.num_lost
         ]
 
     def validate_files(self) -> None:

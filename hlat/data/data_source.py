@@ -1,12 +1,13 @@
 """Documents of a source in training order, separate from its held-out documents.
 
-The held-out split is a function of the source's name and content; the order of each epoch also
-depends on the seed. Both are computed permutations, so no index file or state can become stale and
-training cannot read a held-out document.
+The held-out documents are those of separate files, or a function of the source's name and content.
+The order of each epoch also depends on the seed. Both are computed permutations, so no index file
+or state can become stale and training cannot read a held-out document.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -28,40 +29,40 @@ class DataSource:
     """One source, split into held-out documents and shuffled training documents."""
 
     def __init__(
-        self, name: str, dataset: ArrowDataset, num_heldout_documents: int, seed: int
+        self,
+        name: str,
+        dataset: ArrowDataset,
+        num_heldout_documents: int,
+        seed: int,
+        heldout: ArrowDataset | None = None,
     ) -> None:
         """Split the documents.
 
         Args:
-            name: The source's name, part of both permutation keys.
-            dataset: Its documents; their fingerprint is part of both keys.
-            num_heldout_documents: Documents that training never reads.
+            name: The source's name, part of the permutation keys.
+            dataset: Its documents; their fingerprint is part of the keys.
+            num_heldout_documents: Documents of `dataset` that training never reads.
             seed: Seed of the training order; the split does not depend on it.
+            heldout: All held-out documents; then none of `dataset` are held out.
 
         Raises:
             ConfigError: If there are too few training documents, or all of them are empty.
         """
         self.name = name
         self.dataset = dataset
-        self.num_heldout_documents = num_heldout_documents
+        self.heldout_dataset = heldout
+        self._num_reserved = num_heldout_documents if heldout is None else 0
         self._seed = seed
         size = len(dataset)
-        if size <= 2 * num_heldout_documents:
-            most = (size - 1) // 2
-            smaller = f"set data.heldout_documents to {most} or less, or " if most > 0 else ""
-            raise ConfigError(
-                f"data.sources.{name} has {size} documents, of which "
-                f"data.heldout_documents={num_heldout_documents} are held out; more than twice as "
-                f"many are needed: {smaller}give the source more files"
-            )
+        _validate_size(name, size, self._num_reserved)
         self._content_sha256 = str(dataset.compute_fingerprint()["sha256"])
         self._split_permutation = Permutation(size, ("heldout", name, self._content_sha256))
         # The streams read one epoch, or two around its end
         self._epoch_permutation = lru_cache(maxsize=2)(self._build_epoch_permutation)
         self._lookahead: dict[tuple[int, int], tuple[int, list[int]]] = {}
-        heldout_rows = map(self._split_permutation, range(num_heldout_documents))
-        heldout_bytes = sum(len(dataset.read_document(row)) for row in heldout_rows)
-        if dataset.num_bytes == heldout_bytes:
+        reserved_rows = map(self._split_permutation, range(self._num_reserved))
+        reserved_bytes = sum(len(dataset.read_document(row)) for row in reserved_rows)
+        if dataset.num_bytes == reserved_bytes:
             raise ConfigError(
                 f"data.sources.{name}: every training document is empty; set data.text_column to "
                 "the column that holds the documents"
@@ -70,12 +71,29 @@ class DataSource:
     @property
     def num_training_documents(self) -> int:
         """Documents of one epoch."""
-        return len(self.dataset) - self.num_heldout_documents
+        return len(self.dataset) - self._num_reserved
+
+    @property
+    def num_heldout_documents(self) -> int:
+        """Documents that training never reads."""
+        heldout = self.heldout_dataset
+        return self._num_reserved if heldout is None else len(heldout)
 
     def read_heldout_documents(self) -> Iterator[str]:
         """Yield the held-out documents in an order that does not depend on the seed."""
-        rows = map(self._split_permutation, range(self.num_heldout_documents))
-        return map(self.dataset.read_text, rows)
+        dataset, permutation = self.dataset, self._split_permutation
+        if self.heldout_dataset is not None:
+            dataset = self.heldout_dataset
+            key = "heldout", self.name, str(dataset.compute_fingerprint()["sha256"])
+            permutation = Permutation(len(dataset), key)
+        return map(dataset.read_text, map(permutation, range(self.num_heldout_documents)))
+
+    def compute_fingerprint(self) -> dict[str, Any]:
+        """Return the fingerprint of the documents, and of separate held-out documents."""
+        fingerprint = self.dataset.compute_fingerprint()
+        if self.heldout_dataset is not None:
+            fingerprint["heldout"] = self.heldout_dataset.compute_fingerprint()
+        return fingerprint
 
     def get_training_row(self, position: int) -> int:
         """Return the row of the document at a position of the endless training order.
@@ -84,7 +102,7 @@ class DataSource:
         """
         epoch, index = divmod(position, self.num_training_documents)
         permuted = self._epoch_permutation(epoch)(index)
-        return self._split_permutation(self.num_heldout_documents + permuted)
+        return self._split_permutation(self._num_reserved + permuted)
 
     def _build_epoch_permutation(self, epoch: int) -> Permutation:
         key = ("epoch", self._seed, self.name, self._content_sha256, epoch)
@@ -117,8 +135,21 @@ class DataSource:
         if len(indices) < MIN_VECTORIZED_ROWS:
             return [self.get_training_row(position)]
         permuted = self._epoch_permutation(epoch)(indices)
-        rows: list[int] = self._split_permutation(self.num_heldout_documents + permuted).tolist()
+        rows: list[int] = self._split_permutation(self._num_reserved + permuted).tolist()
         return rows
+
+
+def _validate_size(name: str, size: int, num_heldout_documents: int) -> None:
+    """Raise ConfigError if half of the documents or more are held out, or there are none."""
+    if size > 2 * num_heldout_documents:
+        return
+    most = (size - 1) // 2
+    smaller = f"set data.heldout_documents to {most} or less, or " if most > 0 else ""
+    raise ConfigError(
+        f"data.sources.{name} has {size} documents, of which "
+        f"data.heldout_documents={num_heldout_documents} are held out; more than twice as "
+        f"many are needed: {smaller}give the source more files"
+    )
 
 
 def open_data_sources(data: DataConfig, seed: int) -> dict[str, DataSource]:
@@ -128,36 +159,47 @@ def open_data_sources(data: DataConfig, seed: int) -> dict[str, DataSource]:
         ConfigError: With the problems of all sources.
     """
     sources: dict[str, DataSource] = {}
-    files_by_source: dict[str, list[DataFile]] = {}
+    files_by_key: dict[str, list[DataFile]] = {}
     problems: list[str] = []
     for name in sorted(data.sources):
-        key = f"data.sources.{name}"
         try:
-            files = find_source_files(f"{key}.paths", data.root, data.sources[name].paths)
-            files_by_source[name] = files
-            column, column_key = data.sources[name].text_column, f"{key}.text_column"
-            if column is None:
-                column, column_key = data.text_column, text_column.CONFIG_KEY
-            dataset = ArrowDataset(files, column, column_key)
-            sources[name] = DataSource(name, dataset, data.heldout_documents, seed)
+            sources[name] = _open_data_source(data, name, seed, files_by_key)
         except ConfigError as error:
             problems.extend(error.problems)
-    problems += _find_shared_files(files_by_source)
+    problems += _find_shared_files(files_by_key)
     if problems:
         raise ConfigError(*dict.fromkeys(problems))
     return sources
 
 
-def _find_shared_files(files_by_source: Mapping[str, Sequence[DataFile]]) -> list[str]:
-    """Return a problem per file of two sources, as one would train on the other's held-out text."""
+def _open_data_source(
+    data: DataConfig, name: str, seed: int, files_by_key: dict[str, list[DataFile]]
+) -> DataSource:
+    """Open one source, and add its files to `files_by_key` by config key."""
+    key, source = f"data.sources.{name}", data.sources[name]
+    column, column_key = source.text_column, f"{key}.text_column"
+    if column is None:
+        column, column_key = data.text_column, text_column.CONFIG_KEY
+
+    def open_files(paths_key: str, paths: Sequence[str]) -> ArrowDataset:
+        files = files_by_key[paths_key] = find_source_files(paths_key, data.root, paths)
+        return ArrowDataset(files, column, column_key)
+
+    dataset, heldout = open_files(f"{key}.paths", source.paths), None
+    if source.heldout_paths:
+        heldout = open_files(f"{key}.heldout_paths", source.heldout_paths)
+    return DataSource(name, dataset, data.heldout_documents, seed, heldout)
+
+
+def _find_shared_files(files_by_key: Mapping[str, Sequence[DataFile]]) -> list[str]:
+    """Return a problem per file of two keys, as a run would train on held-out text."""
     owners: dict[str, str] = {}
     problems = []
-    for name, files in files_by_source.items():
+    for key, files in files_by_key.items():
         for file in files:
-            owner = owners.setdefault(file.resolved_location, name)
-            if owner != name:
+            owner = owners.setdefault(file.resolved_location, key)
+            if owner != key:
                 problems.append(
-                    f"data.sources.{name}.paths: {file.location} also belongs to "
-                    f"data.sources.{owner}; give each file to one source"
+                    f"{key}: {file.location} also belongs to {owner}; give each file to one of them"
                 )
     return problems

@@ -4,7 +4,7 @@ The tests compare all code points and thousands of texts for every supported kin
 comparison detects a tokenizer of another kind.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -46,7 +46,7 @@ def _find_differing_texts(
 
 def _format_difference(text: str, fast: TokenEncoder, reference: TokenEncoder) -> str:
     """Describe the difference in the ids of the shortest part of a text that has one."""
-    text = _shorten_difference(text, fast, reference)
+    text = shorten_text(text, lambda parts: _find_differing_texts(fast, reference, parts))
     (ids,), (expected,) = fast.encode([text]), reference.encode([text])
     shorter = min(len(ids), len(expected))
     first = next((i for i in range(shorter) if ids[i] != expected[i]), shorter)
@@ -57,9 +57,9 @@ def _format_difference(text: str, fast: TokenEncoder, reference: TokenEncoder) -
     )
 
 
-def _shorten_difference(text: str, fast: TokenEncoder, reference: TokenEncoder) -> str:
-    """Remove characters from both ends while the ids of the rest differ."""
+def shorten_text(text: str, select: Callable[[Sequence[str]], list[str]]) -> str:
+    """Remove characters from both ends while `select` returns a part of the rest."""
     steps = (len(text) // 2, len(text) // 4, len(text) // 8, 1)
     parts = [part for step in steps if step for part in (text[step:], text[:-step])]
-    differing = _find_differing_texts(fast, reference, parts)
-    return _shorten_difference(differing[0], fast, reference) if differing else text
+    selected = select(parts)
+    return shorten_text(selected[0], select) if selected else text

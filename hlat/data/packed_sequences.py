@@ -20,8 +20,17 @@ class PackedSequences:
     """Token ids [n, s]."""
     document_ids: NDArray[np.int32] | None = None
     """Index, within its row, of the document of each token, [n, s]; None if not needed."""
-    num_target_tokens: int | None = None
-    """Number of leading targets of each row in the loss of an evaluation; None for all."""
+    target_mask: NDArray[np.bool_] | None = None
+    """True for each token in the loss of an evaluation, [n, s]; None for all."""
+
+    def select(self, rows: slice | NDArray[np.int64]) -> "PackedSequences":
+        """Return some of the sequences."""
+        ids, mask = self.document_ids, self.target_mask
+        return PackedSequences(
+            self.tokens[rows],
+            None if ids is None else ids[rows],
+            None if mask is None else mask[rows],
+        )
 
 
 def compute_document_ids(
@@ -57,8 +66,8 @@ def compute_loss_mask(sequences: PackedSequences, mask_document_starts: bool) ->
     """Return True for each token in the loss, [n, s].
 
     The first token of a row has no prediction. `mask_document_starts` also excludes the first token
-    of a document, whose prediction uses the previous document. `sequences.num_target_tokens`
-    excludes the targets beyond it.
+    of a document, whose prediction uses the previous document. `sequences.target_mask` excludes
+    further tokens.
     """
     mask = np.ones(sequences.tokens.shape, np.bool_)
     mask[:, 0] = False
@@ -66,6 +75,6 @@ def compute_loss_mask(sequences: PackedSequences, mask_document_starts: bool) ->
         ids = sequences.document_ids
         assert ids is not None
         mask[:, 1:] = ids[:, 1:] == ids[:, :-1]
-    if sequences.num_target_tokens is not None:
-        mask[:, 1 + sequences.num_target_tokens :] = False
+    if sequences.target_mask is not None:
+        mask &= sequences.target_mask
     return mask

@@ -7,13 +7,17 @@ tokenizer.json of another model defines its use of BOS, as in transformers 5.
 
 import hashlib
 import sys
+from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from hlat.config.config_errors import ConfigError
+from hlat.data import tokenizer_round_trip
 from hlat.data.token_encoders import translate_errors
 from hlat.data.tokenizer import Tokenizer, parse_tokenizer
 from hlat.data.tokenizer_probe import MAX_TOKENIZER_BYTES
+from hlat.data.tokenizer_round_trip import LostText
 from hlat.storage.bounded_files import load_json, read_bounded
 
 
@@ -54,7 +58,10 @@ class PromptTokenizer:
         """
         add_special_tokens = is_prompt_start and self._add_bos_token is None
         with translate_errors(self._file):
-            encoding = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+            # Unlike `encode`, it releases the GIL, so that a server answers in the meantime
+            [encoding] = self._tokenizer.encode_batch_fast(
+                [text], add_special_tokens=add_special_tokens
+            )
         ids: list[int] = encoding.ids
         if is_prompt_start and self._add_bos_token and self._bos_token_id is not None:
             return [self._bos_token_id, *ids]
@@ -76,6 +83,21 @@ class PromptTokenizer:
         finally:
             self._tokenizer.encode_special_tokens = True
 
+    def find_special_token_ids(self, names: Sequence[str]) -> frozenset[int]:
+        """Return the ids of the special tokens with these names."""
+        ids = self._special_token_ids
+        return frozenset(ids[name] for name in names if name in ids)
+
+    @cached_property
+    def _special_token_ids(self) -> dict[str, int]:
+        tokens = self._tokenizer.get_added_tokens_decoder()
+        return {str(token): token_id for token_id, token in tokens.items() if token.special}
+
+    @cached_property
+    def max_token_characters(self) -> int:
+        """Length of the longest token: a text has at least len(text) / this number of tokens."""
+        return max(map(len, self._tokenizer.get_vocab(with_added_tokens=True)))
+
     @property
     def added_bos_token(self) -> str | None:
         """Token that the model reads before each text; None: no token."""
@@ -87,6 +109,11 @@ class PromptTokenizer:
         if len(with_added) == len(plain) or with_added[0] == plain[0]:
             return None
         return str(self._tokenizer.id_to_token(with_added[0]))
+
+    def measure_lost_text(self, prompt: str) -> LostText:
+        """Return the bytes of a prompt that are lost when it is encoded and decoded."""
+        with translate_errors(self._file):
+            return tokenizer_round_trip.measure_lost_text(self._tokenizer, [prompt])
 
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
         """Return the text of token ids."""
@@ -103,8 +130,8 @@ class PromptTokenizer:
 
 def load_run_tokenizer(file: Path, eos_token: str, bos_token: str | None = None) -> PromptTokenizer:
     """Load the tokenizer of a model trained by hlat."""
-    # Raises for a tokenizer that training rejects
-    Tokenizer(str(file), ".", eos_token, bos_token=bos_token)
+    # Raises for a tokenizer that training rejects, except for lost text
+    Tokenizer(str(file), ".", eos_token, bos_token=bos_token, max_lost_text=1.0)
     return PromptTokenizer(file, eos_token, bos_token, bos_token is not None)
 
 

@@ -8,6 +8,7 @@ file by arithmetic.
 import contextlib
 import io
 import json
+import os
 import zlib
 from pathlib import Path
 from typing import Any
@@ -87,7 +88,7 @@ def build_row_index(
 
 def map_file(path: Path) -> pa.Buffer:
     """Map a file and close it, as a corpus may exceed the limit of open files."""
-    with pa.memory_map(str(path)) as file:
+    with pa.memory_map(os.fsencode(path)) as file:
         return file.read_buffer()
 
 

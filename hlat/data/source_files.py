@@ -30,7 +30,10 @@ _DATASET_STATE_FILE = "state.json"
 _DATASET_DICT_FILE = "dataset_dict.json"
 _DATASET_INFO_FILE = "dataset_info.json"
 _MANIFEST_FILE = "manifest.json"
-_METADATA_FILES = (_DATASET_STATE_FILE, _DATASET_DICT_FILE, _DATASET_INFO_FILE, _MANIFEST_FILE)
+_METADATA_FILES = (
+    *(_DATASET_STATE_FILE, _DATASET_DICT_FILE, _DATASET_INFO_FILE, _MANIFEST_FILE),
+    *("prepare_report.json", "prepare_report.md"),
+)
 _DATASETS_CACHE_PREFIX = "cache-"
 
 
@@ -107,11 +110,14 @@ def _build_no_match_error(config_key: str, location: str) -> ConfigError:
 def _validate_no_json_files(config_key: str, location: str, names: Sequence[str]) -> None:
     for name in names:
         if name.lower().endswith(_JSON_SUFFIXES) and name not in _METADATA_FILES:
-            raise ConfigError(
-                f"{config_key}: {location} holds {name}, which has no rows that can be read at "
-                f"random; convert it once with `{PREPARE_COMMAND} {location} output=DIR` and "
-                "name that folder"
-            )
+            raise _build_unprepared_error(config_key, location, name)
+
+
+def _build_unprepared_error(config_key: str, location: str, name: str) -> ConfigError:
+    return ConfigError(
+        f"{config_key}: {location} holds {name}, which has no rows that can be read at random; "
+        f"convert it once with `{PREPARE_COMMAND} {location} output=DIR` and name that folder"
+    )
 
 
 def _select_data_files(config_key: str, directory: DataDirectory) -> Iterator[tuple[DataFile, str]]:
@@ -136,7 +142,9 @@ def _select_data_files(config_key: str, directory: DataDirectory) -> Iterator[tu
     if _DATASET_INFO_FILE in directory.files:
         names = [name for name in names if not name.startswith(_DATASETS_CACHE_PREFIX)]
     if not names:
-        _validate_no_json_files(config_key, location, sorted(directory.files))
+        others = sorted(set(directory.files) - {*_METADATA_FILES})
+        if others:
+            raise _build_unprepared_error(config_key, location, others[0])
         raise _build_no_match_error(
             config_key, f"{location}/*{_ARROW_SUFFIX}' or '*{_PARQUET_SUFFIXES[0]}"
         )

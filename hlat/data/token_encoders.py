@@ -61,7 +61,7 @@ class ReferenceEncoder:
     """Encoder of the library `tokenizers`, which defines the ids."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, label: str = "tokenizer.json") -> None:
-        self._tokenizer, self._label = tokenizer, label
+        self.tokenizer, self._label = tokenizer, label
 
     def encode(self, documents: Sequence[str]) -> list[NDArray[np.int32]]:
         """Return one array of token ids per text.
@@ -70,7 +70,7 @@ class ReferenceEncoder:
             ConfigError: If the tokenizer cannot encode a text.
         """
         with translate_errors(self._label):
-            encodings = self._tokenizer.encode_batch_fast(list(documents), add_special_tokens=False)
+            encodings = self.tokenizer.encode_batch_fast(list(documents), add_special_tokens=False)
         return [np.array(encoding.ids, np.int32) for encoding in encodings]
 
 

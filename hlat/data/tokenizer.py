@@ -14,11 +14,18 @@ import tokenizers
 from numpy.typing import NDArray
 
 from hlat.config.config_errors import ConfigError
-from hlat.config.data import EncoderLibrary
-from hlat.data import encoder_parity, tokenizer_probe
+from hlat.config.data import DataConfig, EncoderLibrary
+from hlat.data import encoder_parity, tokenizer_probe, tokenizer_round_trip
 from hlat.data.document_chunks import build_document_chunker
-from hlat.data.token_encoders import FastEncoder, ReferenceEncoder, TokenEncoder
+from hlat.data.source_bytes import SourceByteEncoder
+from hlat.data.token_encoders import (
+    FastEncoder,
+    ReferenceEncoder,
+    TokenEncoder,
+    translate_errors,
+)
 from hlat.data.tokenizer_probe import MAX_TOKENIZER_BYTES
+from hlat.data.tokenizer_round_trip import LostText
 from hlat.storage.bounded_files import read_bounded
 
 EMBEDDED = "embedded"
@@ -36,12 +43,16 @@ class Tokenizer:
         eos_token: str,
         encoder: EncoderLibrary = EncoderLibrary.reference,
         bos_token: str | None = None,
+        max_lost_text: float = DataConfig.max_lost_text,
     ) -> None:
         """Load a tokenizer.json, relative to `root`, or the `embedded` one.
 
+        A `max_lost_text` of 1 accepts every tokenizer, such as that of a trained model.
+
         Raises:
             ConfigError: If the file is missing or invalid, lacks the EOS or BOS token, encodes text
-                to a special token, encodes at random, or is not supported by the fast encoder.
+                to a special token, encodes at random, is not supported by the fast encoder, or
+                loses more than the share `max_lost_text` of each of `encoder_parity.TEXTS`.
         """
         path = EMBEDDED_FILE
         if name != EMBEDDED:
@@ -53,7 +64,7 @@ class Tokenizer:
                 f"data.tokenizer={name}: cannot read {path} ({error.strerror}); set data.root, or "
                 f"data.tokenizer to a tokenizer.json or to {EMBEDDED}"
             ) from error
-        label = f"data.tokenizer={name}: {path}"
+        self._label = label = f"data.tokenizer={name}: {path}"
         self._backend_tokenizer = parse_tokenizer(label, content)
         self.sha256 = hashlib.sha256(content).hexdigest()
         vocabulary = self._backend_tokenizer.get_vocab(with_added_tokens=True)
@@ -67,6 +78,7 @@ class Tokenizer:
         self._reference = ReferenceEncoder(self._backend_tokenizer, label)
         self._encoder: TokenEncoder = self._reference
         self._validate_special_tokens(name, path, eos_token, bos_token)
+        self._validate_keeps_text(max_lost_text)
         if encoder is EncoderLibrary.fast:
             self._encoder = FastEncoder(name, content, self._reference)
             added = self._backend_tokenizer.get_added_tokens_decoder().values()
@@ -74,11 +86,17 @@ class Tokenizer:
             self.validate_encoder([*encoder_parity.TEXTS, *spelled])
         self.chunker = build_document_chunker(self._backend_tokenizer)
         """Splits long documents without a change of their tokens."""
+        self._byte_encoder = SourceByteEncoder(self._backend_tokenizer, self.chunker, label)
 
     def validate_encoder(self, texts: Iterable[str]) -> None:
         """Raise ConfigError if the fast encoder does not give the reference's ids for the texts."""
         if self._encoder is not self._reference:
             encoder_parity.validate_same_ids(self._name, self._encoder, self._reference, texts)
+
+    def measure_lost_text(self, documents: Sequence[str]) -> LostText:
+        """Return the bytes of documents that are lost when they are encoded and decoded."""
+        with translate_errors(self._label):
+            return tokenizer_round_trip.measure_lost_text(self._backend_tokenizer, documents)
 
     def _find_token_id(self, path: Path, key: str, token: str) -> int:
         token_id = self._backend_tokenizer.token_to_id(token)
@@ -123,6 +141,17 @@ class Tokenizer:
         if problems:
             raise ConfigError(*problems)
 
+    def _validate_keeps_text(self, max_lost_text: float) -> None:
+        """Raise ConfigError if each of `encoder_parity.TEXTS` loses more than `max_lost_text`."""
+        for text in encoder_parity.TEXTS:
+            if self.measure_lost_text([text]).share <= max_lost_text:
+                return
+        lost = self.measure_lost_text(encoder_parity.TEXTS)
+        problem = tokenizer_round_trip.find_lost_text_problem(
+            self._label, "the test texts", lost, max_lost_text
+        )
+        raise ConfigError(str(problem))
+
     def _find_encodable_special_tokens(self, delimiters: Mapping[str, int]) -> list[str]:
         """Return the special tokens, including `delimiters`, that result from encoding their text.
 
@@ -143,6 +172,14 @@ class Tokenizer:
         return [
             self.add_delimiters(ids) if ids.size else ids for ids in self.encode_chunks(documents)
         ]
+
+    def encode_with_bytes(self, document: str) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Return the ids of `encode`, and the source bytes of each; BOS and EOS have none."""
+        ids, num_bytes = self._byte_encoder.encode(document)
+        if ids.size:
+            ids = self.add_delimiters(ids)
+            num_bytes = np.pad(num_bytes, (self.bos_token_id is not None, 1))
+        return ids, num_bytes
 
     def encode_chunks(self, documents: Sequence[str]) -> list[NDArray[np.int32]]:
         """Return one array of token ids without BOS and EOS per text."""

@@ -21,6 +21,8 @@ import hlat
 from hlat.config.config_errors import ConfigError
 from hlat.data import encoder_parity
 from hlat.data.data_cache import get_cache_dir
+from hlat.data.tokenizer_probe_process import TIME_LIMIT_SIGNAL
+from hlat.launch_environment import block_signals
 
 MAX_TOKENIZER_BYTES = 128 << 20
 """Limit of the size of a tokenizer.json. The largest published ones have about 35 MB."""
@@ -68,22 +70,26 @@ def _get_record_path(content: bytes) -> Path:
 def _find_problem(content: bytes) -> str | None:
     """Run the child process; return why the tokenizer cannot be used, or None."""
     header = json.dumps(_TEXTS).encode() + b"\n"
-    try:
-        child = subprocess.run(
+    with block_signals():
+        child = subprocess.Popen(
             [sys.executable, "-c", _PROGRAM, str(CPU_SECONDS), str(MEMORY_BYTES)],
-            input=header + content,
-            capture_output=True,
-            check=False,
-            timeout=TIMEOUT_S,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             env={**os.environ, **_SINGLE_THREAD_ENV},
         )
-    except subprocess.TimeoutExpired:
-        return f"is not loaded, or does not encode some short texts, within {TIMEOUT_S} s"
-    if child.returncode == -signal.SIGXCPU:
+    with child:
+        try:
+            output, errors = child.communicate(header + content, TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            return f"is not loaded, or does not encode some short texts, within {TIMEOUT_S} s"
+        finally:
+            child.kill()
+    if child.returncode == -TIME_LIMIT_SIGNAL:
         return f"takes more than {CPU_SECONDS} s of computation for some short texts"
     if child.returncode == 0:
-        return child.stdout.decode(errors="replace").strip() or None
-    lines = [line for line in child.stderr.decode(errors="replace").splitlines() if line.strip()]
+        return output.decode(errors="replace").strip() or None
+    lines = [line for line in errors.decode(errors="replace").splitlines() if line.strip()]
     status = f"exit code {child.returncode}"
     if child.returncode < 0:
         status = signal.Signals(-child.returncode).name

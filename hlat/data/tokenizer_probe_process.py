@@ -6,6 +6,7 @@ texts as one line of JSON, then the tokenizer.json. Standard output receives the
 
 import json
 import resource
+import signal
 import sys
 
 import tokenizers
@@ -13,12 +14,14 @@ import tokenizers
 MAX_TOKENS = 1 << 24
 """Limit of token ids; libraries allocate tables of this size."""
 
+TIME_LIMIT_SIGNAL = signal.SIGPROF
+"""Signal that ends the process at its time limit. SIGXCPU may come from a scheduler."""
 _SHOWN_CHARACTERS = 40
 
 
 def main(cpu_seconds: int, memory_bytes: int) -> None:
     """Load the tokenizer and encode each text; print the first problem."""
-    _set_limit(resource.RLIMIT_CPU, cpu_seconds)
+    signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
     _set_limit(resource.RLIMIT_AS, memory_bytes)
     _set_limit(resource.RLIMIT_CORE, 0)
     texts = json.loads(sys.stdin.buffer.readline())

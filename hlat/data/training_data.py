@@ -8,10 +8,12 @@ from hlat.config.batch import BatchConfig
 from hlat.config.config_errors import ConfigError
 from hlat.config.data import DataConfig
 from hlat.config.phase import PhaseConfig
+from hlat.config.run_identity import collect_data_settings
 from hlat.data.data_mixture import MixtureSchedule, build_mixture_schedule
 from hlat.data.data_source import DataSource, open_data_sources
 from hlat.data.token_streams import NUM_CURSOR_FIELDS
 from hlat.data.tokenizer import Tokenizer
+from hlat.data.tokenizer_round_trip import LostText, find_lost_text_problem, sample_texts
 
 MAX_COMPARED_BYTES = 4096
 """Bytes, of each sampled document, on which the encoders are compared."""
@@ -27,6 +29,8 @@ class TrainingData:
     mixture_schedule: MixtureSchedule
     fingerprint: dict[str, Any]
     """JSON-able values, by config key, that must be equal when a run resumes."""
+    lost_text: Mapping[str, LostText]
+    """Held-out text that the tokenizer loses, by source."""
 
     @property
     def state_width(self) -> int:
@@ -41,11 +45,16 @@ def open_training_data(
 
     Raises:
         ConfigError: If a file, column, weight or size is invalid, the fast encoder does not give
-            the ids of the reference for the sampled documents, or they have no token.
+            the ids of the reference for the sampled documents, or they have no token, or the
+            tokenizer loses too much of the held-out text.
     """
     schedule = build_mixture_schedule(phase, data, batch)
-    tokenizer = Tokenizer(data.tokenizer, data.root, data.eos_token, data.encoder, data.bos_token)
+    tokenizer = Tokenizer(
+        *(data.tokenizer, data.root, data.eos_token, data.encoder, data.bos_token),
+        data.max_lost_text,
+    )
     sources = open_data_sources(data, seed)
+    lost_text = {}
     for source in sources.values():
         texts = [
             str(document[:MAX_COMPARED_BYTES], "utf-8", "replace")
@@ -53,18 +62,30 @@ def open_training_data(
         ]
         tokenizer.validate_encoder(texts)
         _validate_has_tokens(data.tokenizer, tokenizer, source.name, texts)
+        heldout = sample_texts(source.read_heldout_documents())
+        lost_text[source.name] = tokenizer.measure_lost_text(heldout)
+    _validate_lost_text(data, lost_text)
     fingerprint = {
-        "run.seed": seed,
-        "batch.global_batch_size": batch.global_batch_size,
-        "batch.sequence_length": batch.sequence_length,
+        **collect_data_settings(data, batch, seed),
         "data.tokenizer": tokenizer.sha256,
-        "data.eos_token": data.eos_token,
-        "data.heldout_documents": data.heldout_documents,
-        # Absent without BOS, as in checkpoints of versions without this setting
-        **({} if data.bos_token is None else {"data.bos_token": data.bos_token}),
-        **{f"data.sources.{name}": s.dataset.compute_fingerprint() for name, s in sources.items()},
+        **{f"data.sources.{name}": s.compute_fingerprint() for name, s in sources.items()},
     }
-    return TrainingData(sources, tokenizer, schedule, fingerprint)
+    return TrainingData(sources, tokenizer, schedule, fingerprint, lost_text)
+
+
+def _validate_lost_text(data: DataConfig, lost_text: Mapping[str, LostText]) -> None:
+    """Raise ConfigError if the tokenizer loses more than `data.max_lost_text` of a source."""
+    problems = [
+        find_lost_text_problem(
+            f"data.tokenizer={data.tokenizer}",
+            f"the held-out text of data.sources.{name}",
+            lost,
+            data.max_lost_text,
+        )
+        for name, lost in lost_text.items()
+    ]
+    if any(problems):
+        raise ConfigError(*filter(None, problems))
 
 
 def _validate_has_tokens(

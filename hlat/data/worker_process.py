@@ -5,7 +5,6 @@
 
 import json
 import os
-import signal
 import sys
 from typing import Any
 
@@ -27,8 +26,6 @@ from hlat.data.worker_producer import map_batch_slots
 
 def main() -> None:
     """Read a task from standard input, then write one batch per requested buffer slot."""
-    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR2"):  # handled by the trainer
-        signal.signal(getattr(signal, name), signal.SIG_IGN)
     launch_environment.kill_with_parent()
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # stray prints must not reach the pipe

@@ -30,6 +30,7 @@ from hlat.config.phase import PhaseConfig
 from hlat.config.redaction import list_recorded_variables
 from hlat.data.batch_producer import WorkerDiedError
 from hlat.data.batch_reader import DataCursor, StreamStates, TokenBatch
+from hlat.launch_environment import block_signals
 
 _SINGLE_THREAD_ENV = {
     "TOKENIZERS_PARALLELISM": "false",
@@ -91,14 +92,15 @@ class _WorkerProcess:
         self._task, self._num_slots = task, num_slots
         self._file_descriptor = create_anonymous_file()
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _WORKER_PROGRAM],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                pass_fds=[self._file_descriptor],
-                env={**os.environ, **_SINGLE_THREAD_ENV},
-                start_new_session=True,  # signals to the trainer's process group stay there
-            )
+            with block_signals():
+                self._process = subprocess.Popen(
+                    [sys.executable, "-c", _WORKER_PROGRAM],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    pass_fds=[self._file_descriptor],
+                    env={**os.environ, **_SINGLE_THREAD_ENV},
+                    start_new_session=True,  # for signals that cannot be blocked
+                )
         except OSError as error:
             os.close(self._file_descriptor)
             raise WorkerDiedError(f"could not be started ({error})") from error

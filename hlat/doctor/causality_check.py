@@ -1,4 +1,4 @@
-"""Checks that attention is causal and within its windows, and that labels are shifted by one token.
+"""Check that attention is causal and within its windows.
 
 The engine interface returns only losses. Therefore the loss is restricted to the targets up to some
 position (each later token is a separate document, and first tokens are not counted), and the
@@ -9,7 +9,6 @@ same row in the head, which has the same probability unless an earlier position 
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,9 +23,6 @@ from hlat.recovery.preflight_checks import format_first
 
 _EQUIVALENT_TOKENS = (0, 1)
 """Tokens with the same row in the head."""
-_SHIFTS = range(4)
-_NUM_BATCHES = 4
-"""With a single batch, the losses of two shifts may be equal by chance."""
 
 Tokens = NDArray[np.int32]
 
@@ -57,33 +53,6 @@ def check_causality(harness: EngineHarness) -> Iterator[CheckResult]:
         f"{largest:.1e} (tolerance {tolerance:.1e}): {names}",
         largest=largest,
         tolerance=tolerance,
-    )
-
-
-def check_labels(harness: EngineHarness) -> Iterator[CheckResult]:
-    """Check that the losses are those of labels shifted by one."""
-    config, weights = harness.config, sample_weights(harness.config)
-    batches = [sample_batch(config, seed) for seed in range(_NUM_BATCHES)]
-    harness.load_weights(weights)
-    measured = np.array([harness.evaluate(tokens, np.zeros_like(tokens)) for tokens in batches])
-    if not harness.is_rank0:
-        return
-    compute_loss = partial(reference_model.compute_mean_loss, config.model, weights)
-    expected = np.array([[compute_loss(batch, n) for batch in batches] for n in _SHIFTS])
-    if not np.isfinite(measured).all():
-        message = f"the loss {measured[0]:.5f} is not finite; expected {expected[1][0]:.5f}"
-        yield build_result("labels", [FaultLocation("loss", "model")], "", message)
-        return
-    nearest = int(np.argmin(np.linalg.norm(expected - measured, axis=1)))
-    yield build_result(
-        "labels",
-        [] if nearest == 1 else [FaultLocation("labels", "model")],
-        f"the loss {measured[0]:.5f} is that of the next token ({expected[1][0]:.5f})",
-        f"the loss {measured[0]:.5f} is that of labels shifted by {nearest} "
-        f"({expected[nearest][0]:.5f}) instead of one ({expected[1][0]:.5f})",
-        loss=measured[0],
-        expected=expected[1][0],
-        shift=nearest,
     )
 
 

@@ -15,7 +15,8 @@ from hlat import launch_environment
 from hlat.config.config_errors import ExitCode
 from hlat.config.redaction import redact_data
 from hlat.config.run import Config
-from hlat.doctor.causality_check import check_causality, check_labels
+from hlat.doctor.accumulation_check import check_accumulation
+from hlat.doctor.causality_check import check_causality
 from hlat.doctor.check_result import (
     CheckResult,
     CheckStatus,
@@ -26,11 +27,16 @@ from hlat.doctor.check_result import (
 from hlat.doctor.checkpoint_check import check_checkpoint
 from hlat.doctor.data_order_check import check_data
 from hlat.doctor.engine_harness import EngineHarness
-from hlat.doctor.gradient_check import check_accumulation, check_gradients, check_next_step
+from hlat.doctor.evaluation_check import check_decoding, check_labels
+from hlat.doctor.fp32_operator_check import check_fp32_operators
+from hlat.doctor.gradient_check import check_gradients, check_next_step
 from hlat.doctor.initialisation_check import check_initialisation
-from hlat.doctor.optimizer_check import check_numerics, check_optimizer, check_schedule
+from hlat.doctor.master_copy_check import check_master_copy
+from hlat.doctor.optimizer_check import check_numerics, check_optimizer
 from hlat.doctor.replica_check import check_replicas
 from hlat.doctor.rounding_check import check_rounding
+from hlat.doctor.schedule_check import check_schedule
+from hlat.doctor.skip_check import check_skipping
 from hlat.engine.interface import Engine
 from hlat.recovery import preflight
 from hlat.storage.durable_files import replace_file
@@ -45,12 +51,16 @@ CHECKS: Mapping[str, Check] = {
     "initialisation": check_initialisation,
     "causality": check_causality,
     "labels": check_labels,
+    "decoding": check_decoding,
     "gradients": check_gradients,
     "next step": check_next_step,
     "accumulation": check_accumulation,
     "replicas": check_replicas,
     "rounding": check_rounding,
+    "master copy": check_master_copy,
+    "fp32 operators": check_fp32_operators,
     "optimizer": check_optimizer,
+    "skipping": check_skipping,
     "schedule": check_schedule,
     "numerics": check_numerics,
     "data": check_data,
@@ -63,7 +73,9 @@ SYMPTOMS = {
     "at step 22,000 (slides of the paper)",
     "causality": "a loss that falls too fast, and meaningless generated text: HLAT noticed a mask "
     "that leaked the future after 10,000 steps (slides of the paper)",
-    "labels": "a loss that stays at chance level (shift 2 or more) or falls to zero (shift 0)",
+    "labels": "a loss that stays at chance level (shift 2 or more) or falls to zero (shift 0); "
+    "evaluations that are not comparable",
+    "decoding": "meaningless generated text and wrong scores of a good model",
     "loss": "a loss that is not comparable with other runs",
     "gradients": "a loss curve that is slightly worse than possible, for the whole run",
     "reduction": "almost no symptom in the loss curve (slides of the paper); ranks train "
@@ -71,13 +83,17 @@ SYMPTOMS = {
     "pipeline": "a smaller batch than configured, or another learning rate",
     "gradient norm": "clipping that depends on the layout: gradient norms jump when a run resumes "
     "on another number of nodes",
+    "clipping": "another learning rate at the start and at spikes, which clipping prevents",
     "next step": "a loss that lags behind, or differs between ranks after the first update",
     "accumulation": "other results for another micro batch size or number of nodes",
     "replicas": "a validation loss that depends on the rank whose weights were saved; slow drift "
     "of norms and key/value heads between tensor-parallel ranks (paper, section IV-C)",
     "rounding": "a loss that stops falling after learning rate decay, or growing weights",
+    "master copy": "a loss that stops falling after learning rate decay",
+    "fp32 operators": "a slightly worse loss, and divergence of long runs",
     "optimizer": "a rough start (bias correction), or learning rates and weight decay that do not "
     "transfer from other codebases",
+    "skipping": "weights that are NaN after one bad batch",
     "schedule": "a run that ends at a wrong learning rate",
     "numerics": "a gradient norm that grows slowly while the loss still falls (slides of the "
     "paper)",
@@ -124,6 +140,7 @@ def run_checks(harness: EngineHarness, names: Iterable[str] = CHECKS) -> Iterato
     for name in names:
         if heartbeat is not None:
             heartbeat.set_deadline(harness.config.recovery.start_timeout_s)
+            heartbeat.has_started = True
         start = time.perf_counter()
         results = _run_check(harness, name)
         seconds = round(time.perf_counter() - start, 3)

@@ -22,6 +22,7 @@ from hlat.checkpoint.tensor_chunk import TensorChunk
 from hlat.config.engine import EngineBackend
 from hlat.config.run import Config
 from hlat.data.packed_sequences import PackedSequences
+from hlat.doctor.reference_model import DocumentMasks
 from hlat.engine.engine_factory import create_engine
 from hlat.engine.interface import Engine, StepMetrics
 from hlat.model.decoder_spec import list_parameter_specs
@@ -32,6 +33,8 @@ from hlat.precision.torch_dtypes import TORCH_DTYPES
 FullTensors = dict[str, NDArray[np.float32]]
 """Full tensors by canonical name; empty on ranks other than 0."""
 StateTensors = dict[str, FullTensors]
+_MOMENT = 2.0**-10
+"""Standard deviation of sampled first moments."""
 
 
 class CheckError(Exception):
@@ -86,10 +89,16 @@ class EngineHarness:
             harness.engine.close()
 
     def train_step(self, tokens: NDArray[np.int32], learning_rate: float) -> StepMetrics:
-        """Run one step on a global batch, of which this rank uses its data-parallel shard."""
+        """Run one step on a global batch, of which this rank uses its data-parallel shard.
+
+        The rows contain the documents of `sample_documents`.
+        """
         world = self.engine.world
-        rows = np.ascontiguousarray(tokens[world.dp_rank :: world.dp_size])
-        sequences = PackedSequences(rows, np.zeros_like(rows))
+        rows, documents = (
+            np.ascontiguousarray(array[world.dp_rank :: world.dp_size])
+            for array in (tokens, sample_documents(self.config, tokens))
+        )
+        sequences = PackedSequences(rows, documents)
         return self.engine.read(self.engine.train_step(sequences, learning_rate))
 
     def train(self, num_steps: int, learning_rate: float) -> list[StepMetrics]:
@@ -105,16 +114,20 @@ class EngineHarness:
         """
         self.set_optimizer_state()
         metrics = self.train_step(tokens, 0.0)
-        assert metrics.grad_norm is not None
-        max_norm = self.config.optimizer.grad_clip
-        clip_factor = min(1.0, max_norm / (metrics.grad_norm + 1e-6)) if max_norm else 1.0
+        clip_factor = compute_clip_factor(self.config, metrics)
         scale = np.float32(1 / (clip_factor * (1 - self.config.optimizer.beta1)))
         moments = self.gather_full_tensors("exp_avg")
         return metrics, {name: moment * scale for name, moment in moments.items()}
 
-    def evaluate(self, tokens: NDArray[np.int32], documents: NDArray[np.int32]) -> float:
-        """Return the mean loss of some sequences, given on all ranks."""
-        return self.engine.read(self.engine.eval_step(PackedSequences(tokens, documents))).loss
+    def evaluate(
+        self,
+        tokens: NDArray[np.int32],
+        documents: NDArray[np.int32],
+        target_mask: NDArray[np.bool_] | None = None,
+    ) -> float:
+        """Return the mean loss of sequences, or of the tokens in a mask, given on all ranks."""
+        sequences = PackedSequences(tokens, documents, target_mask)
+        return self.engine.read(self.engine.eval_step(sequences)).loss
 
     def load_random_weights(self) -> FullTensors:
         """Load `sample_weights` with a zero optimizer state; return the weights."""
@@ -132,13 +145,17 @@ class EngineHarness:
             if state_key != "weights":
                 chunk.tensor.fill_(values.get(state_key, 0.0))
 
-    @torch.no_grad()
     def load_weights(self, weights: FullTensors) -> None:
         """Load full tensors, given on all ranks."""
+        self.load_tensors({"weights": weights})
+
+    @torch.no_grad()
+    def load_tensors(self, state: StateTensors) -> None:
+        """Load full tensors by state key, given on all ranks; other state keys do not change."""
         for chunk in self.engine.chunks():
             state_key, _, name = chunk.name.partition("/")
-            if state_key == "weights":
-                part = weights[name][_to_slices(chunk.offset, chunk.size)]
+            if state_key in state:
+                part = state[state_key][name][_to_slices(chunk.offset, chunk.size)]
                 values = torch.from_numpy(np.ascontiguousarray(part))
                 chunk.tensor.copy_(values.view(chunk.tensor.shape))
 
@@ -202,6 +219,13 @@ class EngineHarness:
             self.engine.world.world_group.any(False)  # barrier
 
 
+def compute_clip_factor(config: Config, metrics: StepMetrics) -> float:
+    """Return the factor of the gradients for the reported norm; that of torch's clip_grad_norm_."""
+    assert metrics.grad_norm is not None
+    max_norm = config.optimizer.grad_clip
+    return min(1.0, max_norm / (metrics.grad_norm + 1e-6)) if max_norm else 1.0
+
+
 def _encode_tensor(tensor: torch.Tensor) -> str:
     """Encode a tensor as fp32 values in base64, for JSON."""
     values = tensor.detach().float().cpu().contiguous().numpy()
@@ -220,11 +244,76 @@ def sample_weights(config: Config, seed: int = 0) -> FullTensors:
     }
 
 
+def sample_moments(config: Config) -> StateTensors:
+    """Return random moments of a step, for half of the elements of the size of epsilon.
+
+    All values are representable in bf16.
+    """
+    moments: StateTensors = {"exp_avg": {}, "exp_avg_sq": {}}
+    for spec in list_parameter_specs(config.model):
+        generator = np.random.default_rng([config.run.seed, zlib.crc32(spec.name.encode()), 1])
+        scale = np.where(generator.random(spec.shape) < 0.5, _MOMENT, config.optimizer.eps)
+        exp_avg = scale * generator.standard_normal(spec.shape)
+        exp_avg_sq = scale**2 * generator.uniform(0.5, 2, spec.shape)
+        for key, values in (("exp_avg", exp_avg), ("exp_avg_sq", exp_avg_sq)):
+            moments[key][spec.name] = round_to_bf16(values.astype(np.float32))
+    return moments
+
+
+def round_to_bf16(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Round to the nearest values of bf16."""
+    return torch.from_numpy(values).bfloat16().float().numpy()
+
+
+def remove_gradients(config: Config, weights: FullTensors) -> FullTensors:
+    """Return the weights with a head and a final norm of zero, for which every gradient is zero.
+
+    The hidden states and the gradient with respect to them are then zero.
+    """
+    head = "model.embed_tokens.weight" if config.model.tie_embeddings else "lm_head.weight"
+    scale = np.float32(-1.0 if config.model.norm.zero_centered else 0.0)
+    return weights | {
+        head: np.zeros_like(weights[head]),
+        "model.norm.weight": np.full_like(weights["model.norm.weight"], scale),
+    }
+
+
+def bypass_layers(config: Config, weights: FullTensors) -> FullTensors:
+    """Return the weights without the output of attention and MLP, and with a final norm of one."""
+    bypassed = dict(weights)
+    for name, weight in weights.items():
+        if "layers" in name and name.split(".")[-2] in ("o_proj", "down_proj"):
+            bypassed[name] = np.zeros_like(weight)
+    scale = np.float32(not config.model.norm.zero_centered)
+    return bypassed | {"model.norm.weight": np.full_like(weights["model.norm.weight"], scale)}
+
+
 def sample_batch(config: Config, seed: int = 0) -> NDArray[np.int32]:
     """Return a global batch of random tokens."""
     size = (config.batch.global_batch_size, config.batch.sequence_length)
     generator = np.random.default_rng([config.run.seed, seed])
     return generator.integers(0, config.model.vocab_size, size, np.int32)
+
+
+def sample_documents(config: Config, tokens: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Return the document of each token of a global batch [n, S].
+
+    Rows have one, four and seven documents in turn, so that data-parallel ranks and micro batches
+    have different numbers of targets under data.loss_mask.
+    """
+    generator = np.random.default_rng([config.run.seed, tokens.shape[1]])
+    is_start = np.zeros(tokens.shape, np.int32)
+    for row, starts in enumerate(is_start):
+        starts[1 + generator.permutation(tokens.shape[1] - 1)[: 3 * (row % 3)]] = 1
+    return np.cumsum(is_start, 1, dtype=np.int32)
+
+
+def build_masks(config: Config, documents: NDArray[np.int32]) -> DocumentMasks:
+    """Return the masks that the run applies, given the document of each token."""
+    data = config.data
+    return DocumentMasks(
+        documents if data.document_mask else None, documents if data.loss_mask else None
+    )
 
 
 def _sample_weight(config: Config, spec: ParameterSpec, seed: int) -> NDArray[np.float32]:
@@ -236,7 +325,7 @@ def _sample_weight(config: Config, spec: ParameterSpec, seed: int) -> NDArray[np
     elif len(spec.shape) == 1:
         values /= np.float32(4)
         values += np.float32(spec.init is Initialization.ones)
-    return torch.from_numpy(values).bfloat16().float().numpy()
+    return round_to_bf16(values)
 
 
 def _to_slices(offset: Sequence[int], size: Sequence[int]) -> tuple[slice, ...]:

@@ -7,7 +7,7 @@ without which it is correct.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,9 +15,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hlat.config.run import Config
-from hlat.doctor import reference_model, tolerances
+from hlat.doctor import clipping_check, reference_model, tolerances
 from hlat.doctor.check_result import CheckResult, FaultLocation, build_result, skip_check
-from hlat.doctor.engine_harness import EngineHarness, FullTensors, sample_batch
+from hlat.doctor.engine_harness import (
+    EngineHarness,
+    FullTensors,
+    build_masks,
+    sample_batch,
+    sample_documents,
+)
+from hlat.doctor.gradient_errors import (
+    ExactGradients,
+    compute_relative_error,
+    compute_relative_errors,
+    sum_gradients,
+)
 from hlat.doctor.reduced_config import move_axis_to_dp, to_single_process
 from hlat.engine.interface import StepMetrics
 from hlat.engine.parameter_shards import count_kv_replicas
@@ -27,8 +39,6 @@ from hlat.recovery.preflight_checks import format_first
 
 _COUNT_TOLERANCE = 0.1
 """Maximum difference between equal counts, from rounding."""
-
-ExactGradients = dict[str, NDArray[np.float64]]
 
 
 @dataclass
@@ -53,6 +63,8 @@ def check_gradients(harness: EngineHarness) -> Iterator[CheckResult]:
     exact, loss = harness.run_on_rank0(
         lambda: _compute_micro_batch_gradients(config, weights, tokens)
     ) or ([], 0.0)
+    factors = clipping_check.find_factors(config, metrics, gradients, sum_gradients(exact))
+    gradients = {name: gradient / factors.get(name, 1) for name, gradient in gradients.items()}
     errors: list[_GradientError] = (
         harness.run_on_rank0(lambda: _find_wrong_gradients(config, gradients, exact)) or []
     )
@@ -69,41 +81,7 @@ def check_gradients(harness: EngineHarness) -> Iterator[CheckResult]:
     yield _check_contributions(config, errors, "reduction", "dp")
     yield _check_contributions(config, errors, "pipeline", "pp")
     yield _check_gradient_norm(config, metrics, gradients)
-
-
-def check_accumulation(harness: EngineHarness) -> Iterator[CheckResult]:
-    """Check that micro batches of one sequence and of two give the same gradients."""
-    config = harness.config
-    if not harness.can_rebuild:
-        yield skip_check("accumulation", "engine=nxd builds one model per process")
-        return
-    dp = config.parallelism.dp or 1
-    num_micro_batches = 2 * max(2, config.num_micro_batches)
-    batch = replace(config.batch, global_batch_size=num_micro_batches * dp)
-    tokens = sample_batch(replace(config, batch=batch))
-    results = []
-    for size in (2, 1):
-        variant = replace(config, batch=replace(batch, micro_batch_size=size))
-        with harness.with_config(variant) as other:
-            other.load_random_weights()
-            results.append(other.step_with_gradients(tokens)[1])
-    if not harness.is_rank0:
-        return
-    tolerance = 2 * tolerances.compute_gradient_tolerance(config)
-    errors = _compute_relative_errors(results[1], results[0])
-    wrong = [name for name, error in errors.items() if not error <= tolerance]
-    wrong.sort(key=errors.__getitem__, reverse=True)
-    largest = max(errors.values())
-    comparison = f"the gradients of {num_micro_batches} micro batches and {num_micro_batches // 2}"
-    yield build_result(
-        "accumulation",
-        [FaultLocation(name, "accumulation") for name in wrong],
-        f"{comparison} differ by at most {largest:.1e}",
-        f"{comparison} differ by up to {largest:.1e} (tolerance {tolerance:.1e}): "
-        f"{format_first(wrong)}",
-        largest=largest,
-        tolerance=tolerance,
-    )
+    yield clipping_check.check_clipping(config, metrics, factors)
 
 
 def check_next_step(harness: EngineHarness) -> Iterator[CheckResult]:
@@ -116,7 +94,8 @@ def check_next_step(harness: EngineHarness) -> Iterator[CheckResult]:
     weights = harness.gather_full_tensors("weights")
     if not harness.is_rank0:
         return
-    loss = reference_model.compute_mean_loss(config.model, weights, tokens)
+    masks = build_masks(config, sample_documents(config, tokens))
+    loss = reference_model.compute_mean_loss(config.model, weights, tokens, masks)
     norm = float(np.sqrt(sum(np.square(w.astype(np.float64)).sum() for w in weights.values())))
     tolerance = 2 * tolerances.compute_loss_tolerance(config)
     loss_gap = abs(metrics.loss - loss) / loss
@@ -143,13 +122,14 @@ def _compute_micro_batch_gradients(
     config: Config, weights: FullTensors, tokens: NDArray[np.int32]
 ) -> tuple[list[ExactGradients], float]:
     """Return the exact gradients per data-parallel rank and micro batch, and the total loss."""
-    dp, num_targets = config.parallelism.dp or 1, tokens.shape[0] * (tokens.shape[1] - 1)
+    dp, masks = config.parallelism.dp or 1, build_masks(config, sample_documents(config, tokens))
+    num_targets = reference_model.count_targets(tokens, masks)
     results = [
         reference_model.compute_gradients(
-            config.model, weights, np.ascontiguousarray(rows), num_targets
+            config.model, weights, tokens[rows], num_targets, masks.select_rows(rows)
         )
         for rank in range(dp)
-        for rows in np.split(tokens[rank::dp], config.num_micro_batches)
+        for rows in np.split(np.arange(rank, len(tokens), dp), config.num_micro_batches)
     ]
     return [gradients for _, gradients in results], sum(loss for loss, _ in results)
 
@@ -159,7 +139,7 @@ def _find_wrong_gradients(
 ) -> list[_GradientError]:
     """Return the wrong gradients, the worst first, with their axis if the counts show it."""
     tolerance, errors = tolerances.compute_gradient_tolerance(config), []
-    for name, error in _compute_relative_errors(gradients, _sum_gradients(exact)).items():
+    for name, error in compute_relative_errors(gradients, sum_gradients(exact)).items():
         if error <= tolerance:
             continue
         basis = np.stack([part[name].ravel() for part in exact], axis=1)
@@ -193,7 +173,7 @@ def _find_axes(harness: EngineHarness, names: list[str]) -> dict[str, str]:
     if not names or not config.compiler.torch_compile:
         return _find_parallel_axes(harness, config, names)
     eager = replace(config, compiler=replace(config.compiler, torch_compile=False))
-    wrong = _find_wrong_names(harness, eager)
+    wrong = find_wrong_names(harness, eager)
     axes = {name: "compiler" for name in names if name not in wrong}
     return axes | _find_parallel_axes(harness, eager, [name for name in names if name in wrong])
 
@@ -208,15 +188,15 @@ def _find_parallel_axes(harness: EngineHarness, config: Config, names: list[str]
     model_axes = [axis for axis in ("tp", "pp") if getattr(layout, axis) > 1]
     if not harness.can_rebuild:
         return dict.fromkeys(names, "+".join([*model_axes, "dp"]))
-    wrong = _find_wrong_names(harness, to_single_process(config))
+    wrong = find_wrong_names(harness, to_single_process(config))
     axes = {name: "model" for name in names if name in wrong}
     for axis in model_axes:
-        wrong = _find_wrong_names(harness, move_axis_to_dp(config, axis))
+        wrong = find_wrong_names(harness, move_axis_to_dp(config, axis))
         axes |= {name: axis for name in names if name not in axes and name not in wrong}
     axes = {name: axes.get(name, "dp") for name in names}
     if layout.sequence_parallel and "tp" in axes.values():
         without_sp = replace(config, parallelism=replace(layout, sequence_parallel=False))
-        wrong = _find_wrong_names(harness, without_sp)
+        wrong = find_wrong_names(harness, without_sp)
         axes |= {n: "sp" for n, axis in axes.items() if axis == "tp" and n not in wrong}
     if count_kv_replicas(config.model, layout.tp) > 1:
         kv_names = [name for name in axes if _is_of_kv_heads(harness.parameters[name])]
@@ -224,7 +204,7 @@ def _find_parallel_axes(harness: EngineHarness, config: Config, names: list[str]
     return axes
 
 
-def _find_wrong_names(harness: EngineHarness, config: Config) -> set[str]:
+def find_wrong_names(harness: EngineHarness, config: Config) -> set[str]:
     """Return on all ranks the names of gradients that are wrong with another configuration."""
     tokens = sample_batch(config)
     with harness.with_config(config) as other:
@@ -266,7 +246,7 @@ def _check_all_gradients(
     errors: list[_GradientError],
 ) -> CheckResult:
     tolerance = tolerances.compute_gradient_tolerance(config)
-    largest = max(_compute_relative_errors(gradients, _sum_gradients(exact)).values())
+    largest = max(compute_relative_errors(gradients, sum_gradients(exact)).values())
     return build_result(
         "gradients",
         [FaultLocation(error.name, error.axis) for error in errors],
@@ -347,37 +327,3 @@ def format_parallel_axes(config: Config) -> str:
     layout = config.parallelism
     sizes = {"tp": layout.tp, "pp": layout.pp, "dp": layout.dp or 1}
     return "+".join(axis for axis, size in sizes.items() if size > 1) or "model"
-
-
-def _sum_gradients(parts: list[ExactGradients]) -> ExactGradients:
-    return {name: np.sum([part[name] for part in parts], axis=0) for name in parts[0]}
-
-
-def _compute_relative_errors(
-    gradients: Mapping[str, NDArray[Any]], exact: Mapping[str, NDArray[Any]]
-) -> dict[str, float]:
-    """Return the relative error of each gradient.
-
-    The error of a bias is relative to the gradient of its weight for a single input if that is
-    larger: the softmax does not depend on the bias of keys that do not rotate, and its gradient is
-    zero.
-    """
-    errors = {}
-    for name, measured in gradients.items():
-        error = compute_relative_error(measured, exact[name])
-        if name.endswith(".bias"):
-            weight = exact[f"{name.removesuffix('bias')}weight"]
-            norm = np.linalg.norm(weight) / np.sqrt(weight.shape[1])
-            gap = float(np.linalg.norm(measured.astype(np.float64) - exact[name]) / norm)
-            error = min(error, gap) if np.isfinite(gap) else error
-        errors[name] = error
-    return errors
-
-
-def compute_relative_error(measured: NDArray[Any], exact: NDArray[Any]) -> float:
-    """Return the norm of the difference over that of `exact`; infinity if it is not finite."""
-    gap = np.linalg.norm((measured.astype(np.float64) - exact).ravel())
-    norm = np.linalg.norm(exact.astype(np.float64).ravel())
-    if gap == 0:
-        return 0.0
-    return float(gap / norm) if np.isfinite(gap) and norm > 0 else float("inf")

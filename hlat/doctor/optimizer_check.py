@@ -1,90 +1,78 @@
-"""Checks of schedule, optimizer and a short run against torch's schedulers and AdamW in fp64.
+"""Checks of the optimizer against a reference, and of a short run against torch's AdamW in fp64.
 
-The gradient of a step follows from the first moment after it if that was zero before. Each step of
-the optimizer's check therefore starts from a zero first moment, a given second moment, and a given
-number of updates.
+A step with zero gradients shows both decays, the bias corrections, epsilon and the weight decay
+exactly. In the other steps the gradient follows from the first moment, which was zero before.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch.optim import lr_scheduler
 
 from hlat.config.precision import Dtype
 from hlat.config.run import Config
-from hlat.config.schedule import ScheduleConfig, ScheduleShape
 from hlat.doctor import reference_model, tolerances
-from hlat.doctor.check_result import CheckResult, FaultLocation, build_result, skip_check
-from hlat.doctor.engine_harness import EngineHarness, sample_batch, sample_weights
-from hlat.optim.lr_schedule import compute_schedule_lr
+from hlat.doctor.check_result import CheckResult, FaultLocation, build_result
+from hlat.doctor.engine_harness import (
+    EngineHarness,
+    StateTensors,
+    build_masks,
+    remove_gradients,
+    sample_batch,
+    sample_documents,
+    sample_moments,
+    sample_weights,
+)
+from hlat.doctor.reference_optimizer import AdamWState, build_states, update_adamw
 from hlat.recovery.preflight_checks import format_first
 
-_LEARNING_RATE = 2.0**-3
-"""Large enough that an update is many spacings of bf16."""
-_INITIAL_STATES = ((0, 0.0), (1, 2.0**-17), (1000, 2.0**-17))
-"""Number of updates, and value of the second moment."""
-_WARMUP_STEPS, _TOTAL_STEPS = 20, 200
+_STEPS = ((0, 0.0, 2.0**-3), (1, 2.0**-17, 2.0**-4), (1000, 2.0**-17, 2.0**-3))
+"""Number of updates, value of the second moment, and learning rate of steps with gradients. An
+update is many spacings of bf16; consecutive rates differ, so that the rate of another step is
+noticed."""
+_NUM_UPDATES, _LEARNING_RATE = 3, 2.0**-4
+"""Number of updates and learning rate of the step without gradients."""
 _NUM_STEPS = 12
 _MAX_LEARNING_RATE = 1e-3
 _TOLERANCES = {Dtype.fp32: 1e-4, Dtype.bf16: 0.05}
 """Maximum relative error of the gradient norm at any step, by the dtype of matmuls."""
 
-Array = NDArray[np.float64]
+
+class _Error(NamedTuple):
+    """Error of a part of the state after an update, over its tolerance."""
+
+    part: str
+    value: float
+    update: int
+    detail: str = ""
 
 
 def check_optimizer(harness: EngineHarness) -> Iterator[CheckResult]:
-    """Check weights, second moments and update counts after one step from several states."""
-    config, largest = harness.config, 0.0
-    wrong: dict[str, tuple[float, int]] = {}
-    tokens, weights = sample_batch(config, 5), sample_weights(config, 5)
-    for num_updates, exp_avg_sq in _INITIAL_STATES:
-        harness.load_weights(weights)
-        harness.set_optimizer_state(num_updates, exp_avg_sq)
-        harness.train_step(tokens, _LEARNING_RATE)
-        after = harness.gather_state()
-        for name in after["weights"]:
-            updated = {key: tensors[name].astype(np.float64) for key, tensors in after.items()}
-            state = weights[name].astype(np.float64), num_updates, exp_avg_sq
-            for part, error in _compute_errors(config, updated, *state):
-                largest = max(largest, error)
-                if not error <= 1:
-                    wrong.setdefault(f"{name} {part}", (error, num_updates + 1))
+    """Check weights, moments and update counts after one step from several states."""
+    errors: list[_Error] = []
+    for num_updates, exp_avg_sq, learning_rate in _STEPS:
+        errors += _step_with_gradients(harness, num_updates, exp_avg_sq, learning_rate)
+    errors += _step_without_gradients(harness)
     if not harness.is_rank0:
         return
-    ranked = sorted(wrong.items(), key=lambda item: -item[1][0])
-    problems = [f"{part} at update {count}, {error:.1f} times" for part, (error, count) in ranked]
+    wrong: dict[str, _Error] = {}
+    for error in errors:
+        if not error.value <= 1:
+            wrong.setdefault(error.part, error)
+    # A wrong setting, which has a detail, is the cause of wrong moments and weights
+    ranked = sorted(wrong.values(), key=lambda error: (not error.detail, -error.value))
+    problems = [
+        f"{error.part}{error.detail} at update {error.update}, {error.value:.1f} times"
+        for error in ranked
+    ]
+    largest = max(error.value for error in errors)
     yield build_result(
         "optimizer",
-        [FaultLocation(part, "update") for part, _ in ranked],
-        f"updates are those of torch.optim.AdamW to {largest:.2f} of the tolerance",
-        "beyond the tolerance of torch.optim.AdamW: " + format_first(problems, separator="; "),
+        [FaultLocation(error.part, "update") for error in ranked],
+        f"updates are those of AdamW in fp64 to {largest:.2f} of the tolerance",
+        "beyond the tolerance of AdamW in fp64: " + format_first(problems, separator="; "),
         largest=largest,
-    )
-
-
-def check_schedule(harness: EngineHarness) -> Iterator[CheckResult]:
-    """Check every learning rate of the shortened schedule against torch's scheduler."""
-    config = harness.config
-    peak_lr, schedule = config.optimizer.lr, _shorten_schedule(config.schedule)
-    name, expected = schedule.name.value, _compute_torch_rates(schedule, peak_lr)
-    if expected is None:
-        yield skip_check("schedule", f"torch has no scheduler like schedule={name}")
-        return
-    lrs = [compute_schedule_lr(step, schedule, peak_lr) for step in range(len(expected))]
-    errors = [abs(lr - other) / peak_lr for lr, other in zip(lrs, expected, strict=True)]
-    wrong = [step for step, error in enumerate(errors) if not error <= 1e-6]
-    first = wrong[0] if wrong else 0
-    yield build_result(
-        "schedule",
-        [FaultLocation(f"rate of step {first}", "schedule")] if wrong else [],
-        f"{len(errors)} rates of schedule={name} are torch's to {max(errors):.1e}",
-        f"{len(wrong)} of {len(errors)} rates differ, first at step {first}: "
-        f"{lrs[first]:.6g}, and {expected[first]:.6g} in torch",
-        largest=max(errors),
     )
 
 
@@ -110,27 +98,86 @@ def check_numerics(harness: EngineHarness) -> Iterator[CheckResult]:
     )
 
 
-def _compute_errors(
-    config: Config, updated: dict[str, Array], before: Array, num_updates: int, exp_avg_sq: float
-) -> Iterator[tuple[str, float]]:
-    """Yield each part of a parameter's update and its largest error over the tolerance."""
-    settings = config.optimizer
-    gradient = updated["exp_avg"] / (1 - settings.beta1)
-    expected, expected_sq = _run_torch_adamw(config, before, gradient, num_updates, exp_avg_sq)
+def _step_with_gradients(
+    harness: EngineHarness, num_updates: int, exp_avg_sq: float, learning_rate: float
+) -> list[_Error]:
+    """Return the errors after a step from a first moment of zero."""
+    config, weights = harness.config, sample_weights(harness.config, 5)
+    harness.load_weights(weights)
+    harness.set_optimizer_state(num_updates, exp_avg_sq)
+    harness.train_step(sample_batch(config, 5), learning_rate)
+    after, errors = harness.gather_state(), list[_Error]()
+    for name, exp_avg in after["exp_avg"].items():
+        zeros, exp_avg_sqs = np.zeros(exp_avg.shape), np.full(exp_avg.shape, exp_avg_sq)
+        before = AdamWState(weights[name].astype(np.float64), zeros, exp_avg_sqs, num_updates)
+        gradient = exp_avg.astype(np.float64) / (1 - config.optimizer.beta1)
+        expected = update_adamw(config.optimizer, before, gradient, learning_rate)
+        errors += _compare_states(config, name, before, expected, after, learning_rate)
+    return errors
+
+
+def _step_without_gradients(harness: EngineHarness) -> list[_Error]:
+    """Return the errors after a step with gradients of zero, and those of the decays."""
+    config = harness.config
+    before = {"weights": remove_gradients(config, sample_weights(config, 5))}
+    before |= sample_moments(config)
+    harness.set_optimizer_state(_NUM_UPDATES)
+    harness.load_tensors(before)
+    harness.train_step(sample_batch(config, 5), _LEARNING_RATE)
+    after, errors = harness.gather_state(), list[_Error]()
+    if not harness.is_rank0:
+        return errors
+    for name, state in build_states(before, _NUM_UPDATES).items():
+        expected = update_adamw(config.optimizer, state, 0.0, _LEARNING_RATE)
+        errors += _compare_states(config, name, state, expected, after, _LEARNING_RATE)
+    return errors + _compare_decays(config, before, after)
+
+
+def _compare_decays(config: Config, before: StateTensors, after: StateTensors) -> list[_Error]:
+    """Return the errors of the factors of the moments in a step without gradients."""
+    settings, errors = config.optimizer, list[_Error]()
+    roundoff = tolerances.compute_unit_roundoff(config.precision.optimizer_state)
+    for name, key, decay in (
+        ("beta1", "exp_avg", settings.beta1),
+        ("beta2", "exp_avg_sq", settings.beta2),
+    ):
+        old, new = (
+            np.concatenate([tensor.ravel() for tensor in state[key].values()]).astype(np.float64)
+            for state in (before, after)
+        )
+        measured = float((new * old).sum() / (old * old).sum())
+        detail = f": {key} decays by {measured:.4g} instead of {decay:g}"
+        value = abs(measured - decay) / (roundoff + 1e-6)
+        errors.append(_Error(f"optimizer.{name}", value, _NUM_UPDATES + 1, detail))
+    return errors
+
+
+def _compare_states(
+    config: Config,
+    name: str,
+    before: AdamWState,
+    expected: AdamWState,
+    after: StateTensors,
+    learning_rate: float,
+) -> Iterator[_Error]:
+    """Yield each part of the update of a parameter and its largest error over the tolerance."""
+    settings, count = config.optimizer, expected.updates
     roundoff = tolerances.compute_unit_roundoff(config.precision.optimizer_state)
     dtype = config.precision.master_weights or config.precision.weights
-    spacing = np.abs(expected) * 2.0 ** (-7 if dtype is Dtype.bf16 else -22)
-    gap = updated["weights"] - expected
-    tolerance = spacing + _LEARNING_RATE * (8 * roundoff + 2.0**-13)
-    yield "weights", float((np.abs(gap) / tolerance).max())
-    if settings.weight_decay and (settings.decay_norms or before.ndim > 1):
-        square = (before * before).sum()
-        slope = (gap * before).sum() / square / _LEARNING_RATE
-        chance = 4 * np.sqrt((spacing**2).sum() / square / before.size) / _LEARNING_RATE
-        yield "weight decay", float(abs(slope) / (settings.weight_decay / 4 + chance))
-    gap_sq = np.abs(updated["exp_avg_sq"] - expected_sq)
-    yield "exp_avg_sq", float((gap_sq / (expected_sq * 8 * roundoff + 1e-20)).max())
-    yield "updates", float(abs(updated["updates"] - num_updates - 1) * 2)
+    spacing = np.abs(expected.weights) * 2.0 ** (-7 if dtype is Dtype.bf16 else -22)
+    gap = after["weights"][name] - expected.weights
+    tolerance = spacing + learning_rate * (8 * roundoff + 2.0**-13)
+    yield _Error(f"{name} weights", float((np.abs(gap) / tolerance).max()), count)
+    square = np.square(before.weights).sum()
+    if settings.weight_decay and square and (settings.decay_norms or gap.ndim > 1):
+        slope = (gap * before.weights).sum() / square / learning_rate
+        chance = 4 * np.sqrt((spacing**2).sum() / square / gap.size) / learning_rate
+        value = float(abs(slope) / (settings.weight_decay / 4 + chance))
+        yield _Error(f"{name} weight decay", value, count)
+    for key, moment in (("exp_avg", expected.exp_avg), ("exp_avg_sq", expected.exp_avg_sq)):
+        errors = np.abs(after[key][name] - moment) / (np.abs(moment) * 8 * roundoff + 1e-20)
+        yield _Error(f"{name} {key}", float(errors.max()), count)
+    yield _Error(f"{name} updates", float(abs(after["updates"][name] - count) * 2), count)
 
 
 def _build_torch_adamw(
@@ -149,55 +196,6 @@ def _build_torch_adamw(
     )
 
 
-def _run_torch_adamw(
-    config: Config, before: Array, gradient: Array, num_updates: int, exp_avg_sq: float
-) -> tuple[Array, Array]:
-    """Return weights and second moments after one step of torch's plain AdamW."""
-    weight = torch.from_numpy(before.copy()).requires_grad_()
-    weight.grad = torch.from_numpy(gradient)
-    adamw = _build_torch_adamw(config, [weight], _LEARNING_RATE)
-    adamw.state[weight] = {
-        "step": torch.tensor(float(num_updates)),
-        "exp_avg": torch.zeros_like(weight),
-        "exp_avg_sq": torch.full_like(weight, exp_avg_sq, requires_grad=False),
-    }
-    adamw.step()
-    return weight.detach().numpy(), adamw.state[weight]["exp_avg_sq"].numpy()
-
-
-def _shorten_schedule(schedule: ScheduleConfig) -> ScheduleConfig:
-    """Return the same shape over few steps."""
-    total = min(schedule.total_steps, _TOTAL_STEPS)
-    max_warmup = total // 10 if schedule.total_steps > total else _WARMUP_STEPS
-    warmup = min(schedule.warmup_steps, max_warmup)
-    decay = None if schedule.decay_steps is None else min(schedule.decay_steps, total // 5)
-    return replace(schedule, total_steps=total, warmup_steps=warmup, decay_steps=decay)
-
-
-def _compute_torch_rates(schedule: ScheduleConfig, peak_lr: float) -> list[float] | None:
-    """Return the learning rates of torch's scheduler; None if there is no such scheduler."""
-    min_ratio, warmup = schedule.min_lr_ratio or 0.0, schedule.warmup_steps
-    decay, min_lr = schedule.total_steps - warmup, peak_lr * min_ratio
-    is_hlat = schedule.name is ScheduleShape.hlat
-    optimizer: Any = torch.optim.SGD([torch.zeros((), requires_grad=True)], lr=peak_lr)
-    schedulers: dict[ScheduleShape, Any] = {
-        ScheduleShape.constant: lambda: lr_scheduler.ConstantLR(optimizer, 1.0, 1),
-        ScheduleShape.cosine: lambda: lr_scheduler.CosineAnnealingLR(optimizer, decay, min_lr),
-        ScheduleShape.hlat: lambda: lr_scheduler.CosineAnnealingLR(optimizer, decay, 0.0),
-        ScheduleShape.linear: lambda: lr_scheduler.LinearLR(optimizer, 1.0, min_ratio, decay),
-    }
-    if schedule.name not in schedulers:
-        return None
-    rates = [peak_lr * (step + (not is_hlat)) / warmup for step in range(warmup)]
-    scheduler = schedulers[schedule.name]()
-    for _ in range(decay):
-        rate = scheduler.get_last_lr()[0]
-        rates.append(max(rate, min_lr) if is_hlat else rate)
-        optimizer.step()
-        scheduler.step()
-    return rates
-
-
 def _train_fp64_reference(config: Config, learning_rate: float) -> list[float]:
     """Train the reference model in fp64; return its gradient norms."""
     weights = {
@@ -208,10 +206,11 @@ def _train_fp64_reference(config: Config, learning_rate: float) -> list[float]:
     norms = []
     for seed in range(_NUM_STEPS):
         tokens = sample_batch(config, seed)
-        num_targets = tokens.shape[0] * (tokens.shape[1] - 1)
+        masks = build_masks(config, sample_documents(config, tokens))
         adamw.zero_grad()
-        _, objective = reference_model.compute_loss_sums(config.model, weights, tokens)
-        (objective / num_targets).backward()
+        _, objective = reference_model.compute_loss_sums(config.model, weights, tokens, masks)
+        num_targets = reference_model.count_targets(tokens, masks)
+        (objective / num_targets).backward()  # type: ignore[no-untyped-call]
         max_norm = config.optimizer.grad_clip or float("inf")
         norms.append(float(torch.nn.utils.clip_grad_norm_(weights.values(), max_norm)))
         adamw.step()

@@ -1,6 +1,7 @@
 """Reduction of a configuration to a model that is checked in minutes with the same code paths.
 
-Layout, precision recipe, engine, optimizer and schedule do not change. Layers, heads, vocabulary
+Layout, precision recipe, engine, optimizer and schedule do not change, and the stages of a phase
+have about as many steps. Layers, heads, vocabulary
 and batch are reduced, with their relations to one another and to the layout: replicas of key/value
 heads, a smaller vocabulary shard on the last rank, unequal pipeline stages. The components of the
 model do not change. Lengths and limits, such as the sliding window, are reduced so that each still
@@ -17,6 +18,7 @@ from hlat.config.config_errors import ConfigError
 from hlat.config.engine import EngineBackend
 from hlat.config.model import ModelConfig
 from hlat.config.parallelism import ParallelismConfig, PipelineSchedule
+from hlat.config.phase import PhaseConfig
 from hlat.config.run import Config
 from hlat.model.attention_spec import AttentionConfig, LayerType
 from hlat.model.rope_spec import RopeScaling
@@ -68,6 +70,7 @@ def reduce_config(config: Config, num_started_processes: int = 1) -> Config:
         run=replace(config.run, root=f"{config.run.root}/doctor"),
         model=_reduce_model(config.model, layout, batch.sequence_length),
         batch=batch,
+        phase=_reduce_phase(config, batch),
         parallelism=replace(layout, dp=dp),
         # NxD builds one model per process, and the causality check needs a loss mask
         data=replace(config.data, loss_mask=config.data.loss_mask or is_nxd),
@@ -200,6 +203,16 @@ def _reduce_heads(model: ModelConfig, tp: int) -> tuple[int, int]:
         return tp * min(2, num_kv_heads // tp), min(2, queries_per_group)
     num_replicas = tp // num_kv_heads
     return num_kv_heads, num_replicas * min(2, queries_per_group // num_replicas)
+
+
+def _reduce_phase(config: Config, batch: BatchConfig) -> PhaseConfig:
+    """Return a timeline of which each stage has about as many steps of fewer tokens."""
+    old, new = config.batch.tokens_per_step, batch.tokens_per_step
+    timeline = [
+        replace(stage, tokens=None if stage.tokens is None else max(new, stage.tokens * new // old))
+        for stage in config.phase.timeline
+    ]
+    return replace(config.phase, timeline=timeline)
 
 
 def _reduce_batch(config: Config, dp: int) -> BatchConfig:

@@ -8,6 +8,7 @@ heads, G key/value heads, D elements of a head, I intermediate, V vocabulary.
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -20,16 +21,51 @@ WeightArrays = Mapping[str, NDArray[np.float32]]
 """Full parameters by canonical name."""
 
 
+@dataclass(frozen=True)
+class DocumentMasks:
+    """Documents of the tokens of sequences, int [n, S], for the two uses of them.
+
+    Attributes:
+        attention: Tokens attend to their document only, and positions start at 0 in each; None: a
+            row is one document.
+        loss: The first token of a document is no target; None: only that of a row is none.
+    """
+
+    attention: NDArray[np.int32] | None = None
+    loss: NDArray[np.int32] | None = None
+
+    def select_rows(self, rows: NDArray[np.int64]) -> "DocumentMasks":
+        """Return the masks of some sequences."""
+        attention, loss = self.attention, self.loss
+        return DocumentMasks(
+            None if attention is None else attention[rows], None if loss is None else loss[rows]
+        )
+
+
+NO_MASKS = DocumentMasks()
+
+
+def count_targets(tokens: NDArray[np.int32], masks: DocumentMasks) -> int:
+    """Return the number of tokens of sequences [n, S] in the loss."""
+    num_starts = 0 if masks.loss is None else int(np.count_nonzero(np.diff(masks.loss)))
+    num_sequences, length = tokens.shape
+    return int(num_sequences * (length - 1) - num_starts)
+
+
 def compute_gradients(
-    model: ModelConfig, weights: WeightArrays, tokens: NDArray[np.int32], num_target_tokens: int
+    model: ModelConfig,
+    weights: WeightArrays,
+    tokens: NDArray[np.int32],
+    num_target_tokens: int,
+    masks: DocumentMasks = NO_MASKS,
 ) -> tuple[float, dict[str, NDArray[np.float64]]]:
     """Return the loss of sequences that are part of a batch, and the gradient of each weight.
 
-    `tokens` are [n, S], each row a single document. The summed cross-entropy is divided by
-    `num_target_tokens`, the target tokens of the batch. The gradients include that of the z-loss.
+    The summed cross-entropy of the sequences, [n, S], is divided by `num_target_tokens`, the target
+    tokens of the batch. The gradients include that of the z-loss.
     """
     leaves = {name: torch.from_numpy(w).double().requires_grad_() for name, w in weights.items()}
-    loss, objective = compute_loss_sums(model, leaves, tokens)
+    loss, objective = compute_loss_sums(model, leaves, tokens, masks)
     (objective / num_target_tokens).backward()  # type: ignore[no-untyped-call]
     gradients = {
         name: np.zeros(leaf.shape) if leaf.grad is None else leaf.grad.numpy()
@@ -39,39 +75,86 @@ def compute_gradients(
 
 
 def compute_mean_loss(
-    model: ModelConfig, weights: WeightArrays, tokens: NDArray[np.int32], shift: int = 1
+    model: ModelConfig,
+    weights: WeightArrays,
+    tokens: NDArray[np.int32],
+    masks: DocumentMasks = NO_MASKS,
+    shift: int = 1,
 ) -> float:
     """Return the mean cross-entropy in nats of sequences [n, S] with labels shifted by `shift`."""
+    nats = compute_nats(model, weights, tokens, masks, shift)
+    return float(nats[~np.isnan(nats)].mean())
+
+
+def compute_nats(
+    model: ModelConfig,
+    weights: WeightArrays,
+    tokens: NDArray[np.int32],
+    masks: DocumentMasks = NO_MASKS,
+    shift: int = 1,
+) -> NDArray[np.float64]:
+    """Return the cross-entropy of each target, [n, S - shift]; NaN where there is none."""
     leaves = {name: torch.from_numpy(weight).double() for name, weight in weights.items()}
-    num_target_tokens = tokens.shape[0] * (tokens.shape[1] - shift)
     with torch.no_grad():
-        loss, _ = compute_loss_sums(model, leaves, tokens, shift)
-    return float(loss / num_target_tokens)
+        nats, _ = _compute_losses(model, leaves, tokens, masks, shift)
+    return nats.masked_fill(~_find_targets(masks, nats), torch.nan).numpy()
 
 
 def compute_loss_sums(
-    model: ModelConfig, weights: Mapping[str, Tensor], tokens: NDArray[np.int32], shift: int = 1
+    model: ModelConfig,
+    weights: Mapping[str, Tensor],
+    tokens: NDArray[np.int32],
+    masks: DocumentMasks = NO_MASKS,
 ) -> tuple[Tensor, Tensor]:
-    """Return the summed cross-entropy of sequences [n, S] with labels shifted by `shift`.
+    """Return the summed cross-entropy of sequences [n, S], and the training objective.
 
-    The second sum is the training objective, which includes the z-loss.
+    The objective includes the z-loss.
     """
+    nats, log_z = _compute_losses(model, weights, tokens, masks, 1)
+    is_target = _find_targets(masks, nats)
+    loss = nats[is_target].sum()
+    return loss, loss + model.head.z_loss * log_z[is_target].square().sum()
+
+
+def _compute_losses(
+    model: ModelConfig,
+    weights: Mapping[str, Tensor],
+    tokens: NDArray[np.int32],
+    masks: DocumentMasks,
+    shift: int,
+) -> tuple[Tensor, Tensor]:
+    """Return cross-entropy and log-partition function at each position, [n, S - shift]."""
     tokens_BS = torch.from_numpy(tokens).long()
     length = tokens_BS.shape[1]
-    logits_BSV = compute_logits(model, weights, tokens_BS)[:, : length - shift]
+    logits_BSV = compute_logits(model, weights, tokens_BS, masks.attention)[:, : length - shift]
     log_z_BS = logits_BSV.logsumexp(-1)
     target_logits_BS = logits_BSV.gather(2, tokens_BS[:, shift:].unsqueeze(2)).squeeze(2)
-    loss = (log_z_BS - target_logits_BS).sum()
-    return loss, loss + model.head.z_loss * log_z_BS.square().sum()
+    return log_z_BS - target_logits_BS, log_z_BS
 
 
-def compute_logits(model: ModelConfig, weights: Mapping[str, Tensor], tokens_BS: Tensor) -> Tensor:
-    """Return the logits of the token after each position, [B, S, V]."""
+def _find_targets(masks: DocumentMasks, nats: Tensor) -> Tensor:
+    """Return True for each position of `nats` with a target in the loss."""
+    if masks.loss is None:
+        return torch.ones_like(nats, dtype=torch.bool)
+    return torch.from_numpy(np.diff(masks.loss) == 0)
+
+
+def compute_logits(
+    model: ModelConfig,
+    weights: Mapping[str, Tensor],
+    tokens_BS: Tensor,
+    documents: NDArray[np.int32] | None = None,
+) -> Tensor:
+    """Return the logits of the token after each position, [B, S, V].
+
+    Given documents, tokens attend to theirs only.
+    """
     embedding_VH = weights["model.embed_tokens.weight"]
     scale = model.embedding.multiplier
     if model.embedding.scale_by_sqrt_hidden:
         scale *= math.sqrt(model.hidden_size)
     x_BSH = embedding_VH[tokens_BS] * scale
+    documents_BS = torch.zeros_like(tokens_BS) if documents is None else torch.from_numpy(documents)
     for layer in range(model.num_layers):
         prefix = f"model.layers.{layer}."
         block = {
@@ -79,16 +162,23 @@ def compute_logits(model: ModelConfig, weights: Mapping[str, Tensor], tokens_BS:
             for name, weight in weights.items()
             if name.startswith(prefix)
         }
-        x_BSH = _compute_layer(model, block, layer, x_BSH)
+        x_BSH = _compute_layer(model, block, layer, x_BSH, documents_BS)
     head_VH = embedding_VH if model.tie_embeddings else weights["lm_head.weight"]
     logits_BSV = _rms_norm(model, x_BSH, weights["model.norm.weight"]) @ head_VH.T
     return _softcap(logits_BSV, model.head.logit_softcap)
 
 
 def _compute_layer(
-    model: ModelConfig, weights: Mapping[str, Tensor], layer: int, x_BSH: Tensor
+    model: ModelConfig,
+    weights: Mapping[str, Tensor],
+    layer: int,
+    x_BSH: Tensor,
+    documents_BS: Tensor,
 ) -> Tensor:
     """Return the residual stream after attention and MLP of a layer."""
+
+    def attention(y_BSH: Tensor) -> Tensor:
+        return _attention(model, weights, layer, y_BSH, documents_BS)
 
     def norm(name: str, y_BSH: Tensor) -> Tensor:
         return _rms_norm(model, y_BSH, weights[f"{name}.weight"])
@@ -96,15 +186,15 @@ def _compute_layer(
     scale = model.residual_multiplier
     match model.norm.placement.value:
         case "pre":
-            y_BSH = _attention(model, weights, layer, norm("input_layernorm", x_BSH))
+            y_BSH = attention(norm("input_layernorm", x_BSH))
             x_BSH = x_BSH + scale * y_BSH
             y_BSH = _mlp(model, weights, norm("post_attention_layernorm", x_BSH))
         case "post":
-            y_BSH = _attention(model, weights, layer, x_BSH)
+            y_BSH = attention(x_BSH)
             x_BSH = x_BSH + scale * norm("post_attention_layernorm", y_BSH)
             y_BSH = norm("post_feedforward_layernorm", _mlp(model, weights, x_BSH))
         case "sandwich":
-            y_BSH = _attention(model, weights, layer, norm("input_layernorm", x_BSH))
+            y_BSH = attention(norm("input_layernorm", x_BSH))
             x_BSH = x_BSH + scale * norm("post_attention_layernorm", y_BSH)
             y_BSH = _mlp(model, weights, norm("pre_feedforward_layernorm", x_BSH))
             y_BSH = norm("post_feedforward_layernorm", y_BSH)
@@ -148,21 +238,28 @@ def _mlp(model: ModelConfig, weights: Mapping[str, Tensor], x_BSH: Tensor) -> Te
 
 
 def _attention(
-    model: ModelConfig, weights: Mapping[str, Tensor], layer: int, x_BSH: Tensor
+    model: ModelConfig,
+    weights: Mapping[str, Tensor],
+    layer: int,
+    x_BSH: Tensor,
+    documents_BS: Tensor,
 ) -> Tensor:
     settings, num_groups = model.attention, model.num_key_value_groups
     q_BNSD, k_BGSD, v_BGSD = (_project(model, weights, name, x_BSH) for name in "qkv")
-    q_BNSD, k_BGSD = _apply_rope(model, layer, q_BNSD), _apply_rope(model, layer, k_BGSD)
+    positions_BS = _compute_positions(documents_BS)
+    q_BNSD, k_BGSD = (_apply_rope(model, layer, y, positions_BS) for y in (q_BNSD, k_BGSD))
     k_BNSD, v_BNSD = (y.repeat_interleave(num_groups, 1) for y in (k_BGSD, v_BGSD))
     scores_BNSS = q_BNSD @ k_BNSD.transpose(2, 3) * (settings.scale or model.head_dim**-0.5)
     scores_BNSS = _softcap(scores_BNSS, settings.logit_softcap)
-    positions_S = torch.arange(x_BSH.shape[1])
-    distances_SS = positions_S.unsqueeze(1) - positions_S
+    indices_S = torch.arange(x_BSH.shape[1])
+    distances_SS = indices_S.unsqueeze(1) - indices_S
     is_masked_SS = distances_SS < 0
     if is_sliding(model, layer):
         assert settings.sliding_window is not None
         is_masked_SS |= distances_SS >= settings.sliding_window
-    exp_BNSS = scores_BNSS.masked_fill(is_masked_SS, -torch.inf).exp()
+    is_other_BSS = documents_BS.unsqueeze(2) != documents_BS.unsqueeze(1)
+    is_masked_B1SS = (is_masked_SS | is_other_BSS).unsqueeze(1)
+    exp_BNSS = scores_BNSS.masked_fill(is_masked_B1SS, -torch.inf).exp()
     sums_BNS1 = exp_BNSS.sum(-1, keepdim=True)
     if settings.sinks:
         sums_BNS1 = sums_BNS1 + weights["self_attn.sinks"].exp().view(1, -1, 1, 1)
@@ -191,16 +288,22 @@ def _project(model: ModelConfig, weights: Mapping[str, Tensor], name: str, x_BSH
     return y_BSND.transpose(1, 2)
 
 
-def _apply_rope(model: ModelConfig, layer: int, x_BNSD: Tensor) -> Tensor:
+def _compute_positions(documents_BS: Tensor) -> Tensor:
+    """Return the number of earlier tokens of the document of each token."""
+    is_same_BSS = documents_BS.unsqueeze(2) == documents_BS.unsqueeze(1)
+    return is_same_BSS.tril(-1).sum(2)
+
+
+def _apply_rope(model: ModelConfig, layer: int, x_BNSD: Tensor, positions_BS: Tensor) -> Tensor:
     """Apply rotary embeddings (arXiv 2104.09864) by multiplying complex numbers."""
-    pattern, length = model.rope.layer_pattern, x_BNSD.shape[2]
+    pattern, length = model.rope.layer_pattern, int(positions_BS.max()) + 1
     if pattern and not pattern[layer % len(pattern)]:
         return x_BNSD
     dim = int(model.head_dim * model.rope.partial_rotary_factor)
     frequencies_D, factor = _compute_frequencies(model, dim, is_sliding(model, layer), length)
-    angles_SD = torch.arange(length).unsqueeze(1) * frequencies_D
+    angles_B1SD = positions_BS[:, None, :, None] * frequencies_D
     z_BNSD = torch.complex(x_BNSD[..., : dim // 2], x_BNSD[..., dim // 2 : dim])
-    z_BNSD = z_BNSD * torch.polar(torch.full_like(angles_SD, factor), angles_SD)
+    z_BNSD = z_BNSD * torch.polar(torch.full_like(angles_B1SD, factor), angles_B1SD)
     return torch.cat((z_BNSD.real, z_BNSD.imag, x_BNSD[..., dim:]), -1)
 
 

@@ -1,101 +1,186 @@
-"""Check that small weight updates are applied on average, without a drift.
+"""Check of the rounding of weights and moments in updates that are known exactly.
 
-An update below half the spacing of bf16 is lost by rounding to nearest and applied on average by
-stochastic rounding. The exact update is computed from the stored moments.
+A step without gradients is repeated from the same state with other numbers of updates. An update
+below half the spacing of bf16 is lost by rounding to nearest; stochastic rounding applies it on
+average, with random bits that are independent between steps, tensors, rows and columns.
 """
 
 from collections.abc import Iterator
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hlat.config.precision import Dtype, RoundingMode
 from hlat.config.run import Config
-from hlat.doctor.check_result import CheckResult, FaultLocation, build_result
-from hlat.doctor.engine_harness import EngineHarness, sample_batch
+from hlat.doctor.check_result import CheckResult, FaultLocation, build_result, skip_check
+from hlat.doctor.engine_harness import (
+    EngineHarness,
+    remove_gradients,
+    sample_batch,
+    sample_moments,
+    sample_weights,
+)
+from hlat.doctor.reference_optimizer import AdamWState, build_states, update_adamw
+from hlat.doctor.rounding_statistics import (
+    Array,
+    compute_mean,
+    compute_residuals,
+    compute_spacing,
+    sum_pairs,
+)
 
 _NUM_STEPS = 6
-_LEARNING_RATE = 2.0**-14
-"""A sixteenth of the spacing of bf16 at 1/8, the magnitude of most weights."""
+_FIRST_UPDATE = 1000
+_LEARNING_RATE = 2.0**-13
+"""An eighth of the spacing of bf16 at 1/8, the magnitude of most weights."""
 _SIGMAS = 6
 _TOLERANCE = 0.01
-"""Tolerance for the rounding of the moments."""
+"""Tolerance for the rounding of the arithmetic."""
+_AXES = ("weights and moments", "steps", "parameters", "rows", "columns")
+"""Axes of the residuals of matrices of one shape."""
 
-Array = NDArray[np.float64]
+States = list[dict[str, AdamWState]]
+"""States by name after each step."""
 
 
 def check_rounding(harness: EngineHarness) -> Iterator[CheckResult]:
-    """Check the fraction of small updates that is applied, and the drift of the weights."""
-    harness.load_random_weights()
-    tokens, samples = sample_batch(harness.config), []
-    before = harness.gather_full_tensors("weights")
-    for _ in range(_NUM_STEPS):
+    """Check the fraction of small updates that is applied, drift, and independence of rounding."""
+    config, tokens = harness.config, sample_batch(harness.config)
+    if config.optimizer.beta1 == config.optimizer.weight_decay == 0:
+        reason = "optimizer.beta1 and optimizer.weight_decay are 0"
+        yield skip_check("rounding", f"a step without gradients changes no weight: {reason}")
+        return
+    before = {"weights": remove_gradients(config, sample_weights(config)), **sample_moments(config)}
+    exact: States = []
+    stored: States = []
+    for step in range(_NUM_STEPS if _has_stochastic_rounding(config) else 1):
+        num_updates = _FIRST_UPDATE + step
+        harness.set_optimizer_state(num_updates)
+        harness.load_tensors(before)
         harness.train_step(tokens, _LEARNING_RATE)
-        after = harness.gather_state()
-        for name, weight in before.items():
-            # Norm weights are close to one, where such an update rarely changes the value
-            if weight.ndim > 1:
-                state = {key: tensors[name].astype(np.float64) for key, tensors in after.items()}
-                samples.append(
-                    _select_small_updates(harness.config, weight.astype(np.float64), state)
-                )
-        before = after["weights"]
+        after = {key: harness.gather_full_tensors(key) for key in before}
+        stored.append(build_states(after, num_updates + 1))
+        exact.append(
+            {
+                name: update_adamw(config.optimizer, state, 0.0, _LEARNING_RATE)
+                for name, state in build_states(before, num_updates).items()
+            }
+        )
     if harness.is_rank0:
-        yield _build_rounding_result(harness.config, np.concatenate(samples, axis=1))
+        yield _build_result(config, build_states(before, 0), exact, stored)
 
 
-def _select_small_updates(config: Config, before: Array, after: dict[str, Array]) -> Array:
-    """Return weights, exact updates, applied updates and spacings of small updates, [4, n].
+def _has_stochastic_rounding(config: Config) -> bool:
+    return config.precision.rounding is RoundingMode.stochastic
 
-    The exact update follows from the stored moments (arXiv 1711.05101, algorithm 2).
-    """
-    settings, count = config.optimizer, float(after["updates"])
-    ratio = (after["exp_avg"] / (1 - settings.beta1**count)) / (
-        np.sqrt(after["exp_avg_sq"] / (1 - settings.beta2**count)) + settings.eps
-    )
-    requested = -_LEARNING_RATE * (ratio + settings.weight_decay * before)
+
+def _build_result(
+    config: Config, before: dict[str, AdamWState], exact: States, stored: States
+) -> CheckResult:
+    applied, tolerance = _measure_applied(config, before, exact, stored)
+    numbers = {"kept": applied, "tolerance": tolerance}
     is_bf16 = _get_update_dtype(config) is Dtype.bf16
-    magnitude = np.maximum(np.abs(before), 1e-30)
-    spacing = np.exp2(np.floor(np.log2(magnitude)) - (7 if is_bf16 else 23))
-    values = np.stack([before, requested, after["weights"] - before, spacing])
-    small = np.abs(requested) < spacing / 2 if is_bf16 else np.full(before.shape, True)
-    return values[:, small]
+    if is_bf16 and not _has_stochastic_rounding(config):
+        message = (
+            f"{applied:.1%} of small updates are applied: precision={config.precision.name} rounds "
+            "bf16 to nearest and loses the others, as expected; bf16_sr and mixed apply them"
+        )
+        return build_result("rounding", [], message, message, **numbers)
+    problems = {}
+    if not abs(applied - 1) <= tolerance:
+        part = "share of small updates that arrives"
+        problems[part] = f"{applied:.1%} of small updates are applied (tolerance {tolerance:.1%})"
+    keys = _list_rounded_keys(config)
+    problems |= _find_drifts(keys, exact, stored)
+    if keys:
+        problems |= _find_dependence(keys, exact, stored)
+    return build_result(
+        "rounding",
+        [FaultLocation(part, "rounding") for part in problems],
+        f"{applied:.1%} of small updates are applied (tolerance {tolerance:.1%})"
+        + (f"; {', '.join(keys)} are rounded without drift and independently" if keys else ""),
+        "; ".join(problems.values()),
+        **numbers,
+    )
+
+
+def _list_rounded_keys(config: Config) -> list[str]:
+    """Return the parts of the state that are rounded stochastically."""
+    if not _has_stochastic_rounding(config):
+        return []
+    is_bf16 = config.precision.optimizer_state is Dtype.bf16
+    keys = ["weights"] if _get_update_dtype(config) is Dtype.bf16 else []
+    return [*keys, *(("exp_avg", "exp_avg_sq") if is_bf16 else ())]
 
 
 def _get_update_dtype(config: Config) -> Dtype:
     return config.precision.master_weights or config.precision.weights
 
 
-def _build_rounding_result(config: Config, samples: Array) -> CheckResult:
-    weight, requested, change, spacing = samples
-    fraction = np.minimum(np.abs(requested) / spacing, 1)
-    variance, total = fraction * (1 - fraction), (requested**2).sum()
-    applied = float((change * requested).sum() / total)
-    applied_std = np.sqrt((requested**2 * spacing**2 * variance).sum()) / total
-    tolerance = _SIGMAS * float(applied_std) + _TOLERANCE
-    error = (change - requested) / spacing
-    drift = max(abs(float((error * np.sign(weight)).mean())), abs(float(error.mean())))
-    max_drift = _SIGMAS * float(np.sqrt(variance.sum())) / weight.size + 1e-3
-    numbers = {"kept": applied, "tolerance": tolerance}
-    numbers |= {"drift": drift, "drift_tolerance": max_drift}
-    is_bf16 = _get_update_dtype(config) is Dtype.bf16
-    if is_bf16 and config.precision.rounding is RoundingMode.nearest:
-        message = (
-            f"{applied:.1%} of small updates are applied: precision={config.precision.name} rounds "
-            "bf16 to nearest and loses the others, as expected; bf16_sr and mixed apply them"
-        )
-        return build_result("rounding", [], message, message, **numbers)
-    faults = []
-    if not abs(applied - 1) <= tolerance:
-        faults.append(FaultLocation("share of small updates that arrives", "rounding"))
-    if is_bf16 and not drift <= max_drift:
-        faults.append(FaultLocation("drift of the weights", "rounding"))
-    return build_result(
-        "rounding",
-        faults,
-        f"{applied:.1%} of small updates are applied (tolerance {tolerance:.1%})"
-        + (f"; weights drift by {drift:.1e} spacings per step" if is_bf16 else ""),
-        f"{applied:.1%} of small updates are applied (expected 100%, tolerance {tolerance:.1%}); "
-        f"weights drift by {drift:.1e} spacings per step (tolerance {max_drift:.1e})",
-        **numbers,
+def _measure_applied(
+    config: Config, before: dict[str, AdamWState], exact: States, stored: States
+) -> tuple[float, float]:
+    """Return the share of small updates of matrices that is applied, and its tolerance."""
+    is_bf16, sums = _get_update_dtype(config) is Dtype.bf16, np.zeros(3)
+    for exact_state, state in zip(exact, stored, strict=True):
+        for name, initial in before.items():
+            weight = initial.weights
+            # Norm weights are close to one, where such an update rarely changes the value
+            if weight.ndim == 1:
+                continue
+            requested = exact_state[name].weights - weight
+            spacing = compute_spacing(weight)
+            small = np.abs(requested) < spacing / 2 if is_bf16 else np.full(weight.shape, True)
+            fraction = np.minimum(np.abs(requested) / spacing, 1) * is_bf16
+            change, variance = state[name].weights - weight, fraction * (1 - fraction)
+            terms = (change * requested, requested**2, requested**2 * spacing**2 * variance)
+            sums += [term[small].sum() for term in terms]
+    return float(sums[0] / sums[1]), float(_SIGMAS * np.sqrt(sums[2]) / sums[1] + _TOLERANCE)
+
+
+def _find_drifts(keys: list[str], exact: States, stored: States) -> dict[str, str]:
+    """Return the parts of the state that are rounded up or down too often."""
+    problems = {}
+    for key in keys:
+        residuals = [
+            compute_residuals(getattr(values, key), getattr(state[name], key)).ravel()
+            for exact_state, state in zip(exact, stored, strict=True)
+            for name, values in exact_state.items()
+        ]
+        mean, deviation = compute_mean(np.concatenate(residuals))
+        if not abs(mean) <= _SIGMAS * deviation + _TOLERANCE / 10:
+            direction = "away from" if mean > 0 else "towards"
+            problems[f"drift of the {key}"] = (
+                f"{key} are rounded {direction} zero too often, by {abs(mean):.1e} standard "
+                f"deviations of the rounding (tolerance {_SIGMAS * deviation:.1e})"
+            )
+    return problems
+
+
+def _find_dependence(keys: list[str], exact: States, stored: States) -> dict[str, str]:
+    """Return the axes along which the rounding of different elements is correlated."""
+    by_shape: dict[tuple[int, ...], list[str]] = {}
+    for name, state in exact[0].items():
+        if state.weights.ndim > 1:
+            by_shape.setdefault(state.weights.shape, []).append(name)
+    sums = np.zeros((len(_AXES), 2))
+    for names in by_shape.values():
+        residuals = np.array([_stack_residuals(key, names, exact, stored) for key in keys])
+        sums += [sum_pairs(residuals, axis) for axis in range(len(_AXES))]
+    problems = {}
+    for axis, (products, num_pairs) in zip(_AXES, sums, strict=True):
+        if num_pairs and abs(products) > _SIGMAS * np.sqrt(num_pairs) + _TOLERANCE * num_pairs:
+            problems[f"random bits of {axis}"] = (
+                f"rounding errors of {axis} have a correlation of {products / num_pairs:.2f}: "
+                "random bits are shared"
+            )
+    return problems
+
+
+def _stack_residuals(key: str, names: list[str], exact: States, stored: States) -> Array:
+    """Return the residuals of matrices of one shape, [steps, names, rows, columns]."""
+    return np.array(
+        [
+            [compute_residuals(getattr(one[n], key), getattr(other[n], key)) for n in names]
+            for one, other in zip(exact, stored, strict=True)
+        ]
     )

@@ -5,7 +5,7 @@ values leave the device only in `Engine.read`, and no mesh or library type cross
 that train.py is the same for every engine.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -52,12 +52,16 @@ class StepMetrics:
         grad_norm: Global l2 norm of the gradients before clipping, fp32; None after an evaluation.
         param_norm: Global l2 norm of the weights after the step, fp32; None after an evaluation.
         num_skipped: Steps skipped since the engine was built because of non-finite gradients.
+        token_losses: Cross-entropy in nats of each token but the first of each sequence of an
+            evaluation, [n, s - 1], 0 for tokens that the loss excludes; None if the engine has only
+            their mean.
     """
 
     loss: float
     grad_norm: float | None = None
     param_norm: float | None = None
     num_skipped: int = 0
+    token_losses: NDArray[np.float32] | None = field(default=None, compare=False, repr=False)
 
     @property
     def scalars(self) -> dict[str, float | None]:
@@ -146,6 +150,14 @@ class DecodeState(Protocol):
                 accept one `append`, which caches nothing.
         """
 
+    def concat(self, others: "Sequence[DecodeState]", max_new_tokens: int) -> "DecodeState":
+        """Return a new state with copies of the sequences of this one, then of others.
+
+        Args:
+            others: States of the same engine.
+            max_new_tokens: Capacity beyond the longest of them.
+        """
+
     def append(self, tokens: NDArray[np.int32], input_lengths: NDArray[np.int64]) -> None:
         """Run the model on the next tokens of each sequence and cache their keys and values.
 
@@ -168,21 +180,41 @@ class DecodeState(Protocol):
             Natural log-probabilities and the argmax token at each position, both [q].
         """
 
+    def compute_top_log_probs(
+        self,
+        rows: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        tokens: NDArray[np.int64],
+        num_top: int,
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.int64]]:
+        """Return log-probabilities of tokens and of the most likely tokens; softmax is in fp32.
+
+        Args:
+            rows: Row of each query, [q].
+            positions: Index into the tokens of the last `append` that the token follows, [q].
+            tokens: Token ids, [q].
+            num_top: Number of most likely tokens, limited by the vocabulary.
+
+        Returns:
+            Natural log-probabilities, [q], then log-probabilities and ids of the most likely
+            tokens, descending, both [q, num_top].
+        """
+
     def sample(
         self,
         rows: NDArray[np.int64],
         random_bits: NDArray[np.int64],
-        temperature: float,
-        top_p: float,
+        temperatures: NDArray[np.float64],
+        top_ps: NDArray[np.float64],
     ) -> NDArray[np.int32]:
         """Sample the next token of rows.
 
         Args:
             rows: Rows of the batch, [q]; a row may repeat.
             random_bits: Uniform in range(2**32), one per sample, [q].
-            temperature: Divides the logits before the softmax; 0 selects the argmax.
-            top_p: Nucleus sampling: sample from the smallest set of most probable tokens with a
-                total probability of at least `top_p`.
+            temperatures: Divisor of the logits before the softmax, [q]; 0 selects the argmax.
+            top_ps: Nucleus sampling: sample from the smallest set of most probable tokens with a
+                total probability of at least this value, [q].
         """
 
 
@@ -237,7 +269,7 @@ class Engine(Protocol):
         """
 
     def eval_step(self, sequences: PackedSequences) -> DeviceMetrics:
-        """Compute the mean loss over the target tokens of sequences [n, s] for any n."""
+        """Compute the loss of the target tokens of sequences [n, s] for any n."""
 
     def create_decode_state(self) -> DecodeState:
         """Return a state of one empty sequence, from which `select` makes all others.

@@ -23,31 +23,16 @@ _reduce_scatter_tensor: Any = (
 class MeshAxis:
     """The ranks along one axis of the mesh through this rank.
 
-    Construction is a collective over `ranks` only. torch names a group after its ranks and the
-    number of groups that they joined before, so all processes create their axes in the same order.
-
     Args:
         ranks: Global ranks along the axis, in order.
         rank: Global rank of this process; the attribute is its index along the axis.
-        backend: Backend of the process group; None: the default.
-        group: Existing process group; None: create one for more than one rank.
+        group: Process group of the ranks; not used for one rank.
     """
 
-    def __init__(
-        self, ranks: Sequence[int], rank: int, backend: str | None = None, group: Any = None
-    ) -> None:
+    def __init__(self, ranks: Sequence[int], rank: int, group: Any = None) -> None:
         self.ranks = tuple(ranks)
         self.rank, self.size = self.ranks.index(rank), len(ranks)
-        self.group, self._backend = group if self.size > 1 else None, backend
-        if self.size > 1 and group is None:
-            # torch_xla replaces torch.distributed.new_group
-            self.group = dist.distributed_c10d.new_group(
-                list(ranks), backend=backend, use_local_synchronization=True
-            )
-
-    def clone(self) -> "MeshAxis":
-        """Return the same ranks with a new process group, for another thread."""
-        return MeshAxis(self.ranks, self.ranks[self.rank], self._backend)
+        self.group = group if self.size > 1 else None
 
     def all_reduce(self, tensor: Tensor, wait: bool = True) -> Any:
         """Sum a tensor over all ranks in place; return the work handle if not waited for."""
@@ -62,6 +47,8 @@ class MeshAxis:
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         """Stack the tensors of all ranks; [...] to [size, ...]."""
+        if self.group is None:
+            return torch.stack([tensor])
         output = tensor.new_empty((self.size, *tensor.shape))
         self.all_gather_into_tensor(output, tensor.contiguous())
         return output

@@ -2,13 +2,17 @@
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from hlat.engine.interface import World
 from hlat.engine.mesh_axis import MeshAxis
+from hlat.engine.process_groups import Partition
 from hlat.parallelism.process_group import ProcessGroup
+
+_WORLD_AXES = ("pp", "dp", "tp")
+"""Axes that span all ranks; the last one varies fastest in the rank order."""
 
 
 class MeshProcessGroup(ProcessGroup):
@@ -43,19 +47,25 @@ class MeshProcessGroup(ProcessGroup):
         return flag
 
 
-def build_world(rank: int, pp: MeshAxis, dp: MeshAxis, tp: MeshAxis) -> World:
-    """Return the world of a rank, given the mesh axes through it; all ranks call it."""
-    axes = [pp, dp, tp]
+def add_background_axes(partitions: Mapping[str, Partition]) -> dict[str, Partition]:
+    """Add the axes of a background thread, which must not share a group with another thread."""
+    background = {f"background_{name}": partitions[name] for name in _WORLD_AXES}
+    return {**partitions, **background}
+
+
+def build_world(rank: int, axes: Mapping[str, MeshAxis]) -> World:
+    """Return the world of a rank, given the mesh axes through it with their background axes."""
+    pp, dp, tp = (axes[name] for name in _WORLD_AXES)
     world = World(
         rank=rank,
         dp_rank=dp.rank,
         dp_size=dp.size,
         model_parallel_group=MeshProcessGroup([pp, tp]) if pp.size * tp.size > 1 else None,
     )
-    if all(axis.size == 1 for axis in axes):
+    if pp.size * dp.size * tp.size == 1:
         return world
     return replace(
         world,
-        world_group=MeshProcessGroup(axes),
-        background_group=MeshProcessGroup([axis.clone() for axis in axes]),
+        world_group=MeshProcessGroup([pp, dp, tp]),
+        background_group=MeshProcessGroup([axes[f"background_{name}"] for name in _WORLD_AXES]),
     )

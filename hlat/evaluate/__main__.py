@@ -37,7 +37,7 @@ from hlat.evaluate.harness_settings import (
     parse_seed,
 )
 from hlat.evaluate.paper_tasks import HELDOUT
-from hlat.recovery.signal_handler import SIGNALS, handle_signals
+from hlat.recovery.signal_handler import handle_signals
 
 if TYPE_CHECKING:
     from hlat.evaluate.eval_request import EvalRequest
@@ -191,7 +191,7 @@ def _interrupt_on_signal() -> Iterator[threading.Event]:
     The results of a task are on disk as soon as the task has finished. After a signal, rank 0 only
     writes the run's event, and the other ranks end at once, since they only wait for rank 0. hlat's
     supervisor repeats every signal and kills ranks that remain, so rank 0 ignores all further
-    signals under a supervisor. Without one, a second signal ends rank 0.
+    signals under a supervisor. Without one, Ctrl-C after the first signal ends rank 0.
 
     The event is set after a signal; exceptions may then be caused by ranks that have exited.
     """
@@ -204,8 +204,10 @@ def _interrupt_on_signal() -> Iterator[threading.Event]:
             return
         received.set()
         is_supervised = launch_environment.RECORDS_DIR_ENV in os.environ
-        for each in SIGNALS:
-            signal.signal(each, signal.SIG_IGN if is_supervised else signal.SIG_DFL)
+        for each in launch_environment.STOP_SIGNALS:
+            signal.signal(each, signal.SIG_IGN)
+        if not is_supervised:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
         raise KeyboardInterrupt
 
     is_rank0 = launch_environment.read_rank_info().is_rank0
@@ -318,7 +320,7 @@ def _format_scores(row: dict[str, Any]) -> list[str]:
     lines = [f"{row['name']}: {row['location']}"]
     for name, task in row["tasks"].items():
         if name.partition(":")[0] == HELDOUT:
-            lines += _format_heldout(name, task["metrics"])
+            lines += _format_heldout(name, task)
             continue
         shown = {task["counts"]} if task["counts"] in task["metrics"] else set(task["metrics"])
         numbers = ", ".join(
@@ -337,13 +339,21 @@ def _format_scores(row: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _format_heldout(name: str, metrics: dict[str, float]) -> list[str]:
-    """Return a line with bits per byte by source, and one with the loss."""
+def _format_heldout(name: str, task: dict[str, Any]) -> list[str]:
+    """Return a line with bits per byte by source, one with the loss, and one with the text."""
     lines = []
     for metric, label in (("bits_per_byte", "bits per byte"), ("loss", "loss, nats per token")):
-        values = {key.partition(",")[2]: v for key, v in metrics.items() if key.startswith(metric)}
-        numbers = ", ".join(f"{source} {value:.4f}" for source, value in values.items())
+        keys = [key for key in task["metrics"] if key.startswith(metric)]
+        numbers = ", ".join(
+            f"{key.partition(',')[2]} {task['metrics'][key]:.4f}"
+            + (f" ± {task['errors'][key]:.4f}" if key in task["errors"] else "")
+            for key in keys
+        )
         lines.append(f"  {name:<28} {label}: {numbers}")
+    if "bytes" in task:  # scores of earlier versions lack it
+        counts = [f"{sum(task[key].values()):,} {key}" for key in ("tokens", "bytes", "documents")]
+        mean = "; mean: equal weights of the sources; ±: standard error over documents"
+        lines.append(f"  {'':<28} {', '.join(counts)}{mean}")
     return lines
 
 

@@ -35,6 +35,7 @@ from hlat.evaluate.chat_format import ChatFormat, load_chat_format
 from hlat.evaluate.eval_request import EvalRequest, load_humaneval_problems
 from hlat.evaluate.evaluation_results import ScoreRow, TaskResult
 from hlat.evaluate.harness_files import HarnessFiles
+from hlat.evaluate.heldout_loss import summarize
 from hlat.evaluate.heldout_task import HeldoutData
 from hlat.evaluate.inference_model import InferenceModel
 from hlat.evaluate.lm_eval_tasks import TaskLoader
@@ -88,6 +89,7 @@ def run_evaluation(
     tasks = _load_tasks(request, prompts, len(problems), heldout) if is_rank0 else []
     with closing(create_engine(config)) as engine:
         engine.build(config, training=False, initialize=False)
+        launch_environment.record_start()
         source.load_weights(engine.chunks())
         model, tokenizer = InferenceModel(engine), source.tokenizer
 
@@ -100,9 +102,9 @@ def run_evaluation(
             path, settings = Path(output_dir), request.humaneval_settings
             return humaneval.run_humaneval(model, tokenizer, problems, path, model_name, settings)
 
-        def evaluate_heldout() -> tuple[dict[str, float], dict[str, float]]:
+        def evaluate_heldout() -> dict[str, Any]:
             assert heldout is not None
-            return heldout_evaluation.compute_heldout_loss(engine, heldout.sources)
+            return summarize(heldout_evaluation.evaluate_sources(engine, heldout.sources))
 
         handlers: dict[str, Callable[..., Any]] = {
             "evaluate_heldout": evaluate_heldout,
@@ -261,17 +263,20 @@ def _build_heldout_task(request: EvalRequest, heldout: HeldoutData) -> EvalTask:
     name = HELDOUT if request.heldout is None else f"{HELDOUT}:{request.heldout}"
 
     def run(source: ModelSource, scheduler: Rank0Scheduler) -> TaskOutcome:
-        loss, bits = scheduler.run("evaluate_heldout")
-        metrics = {f"bits_per_byte,{name}": value for name, value in bits.items()}
+        fields = scheduler.run("evaluate_heldout")
         result = TaskResult(
             shots=0,
-            metrics=metrics | {f"loss,{name}": value for name, value in loss.items()},
-            errors={},
+            metrics={
+                f"{metric},{name}": value
+                for metric in ("bits_per_byte", "loss")
+                for name, value in fields.pop(metric).items()
+            },
+            errors={f"bits_per_byte,{name}": v for name, v in fields.pop("stderr").items()},
             counts="",
             questions=heldout.num_sequences,
             limit=request.limit,
         )
-        return {name: result}, {"shortened": 0}, None
+        return {name: result}, {"shortened": 0, **fields}, None
 
     return EvalTask(name, [name], run)
 

@@ -1,25 +1,34 @@
 """Loss and bits per byte on held-out text, and accuracy on multiple-choice probes.
 
-Bits per byte are independent of the tokenizer: the loss in bits per token times the number of
-tokens per byte of the same text.
+Evaluations within a run are limited to a share of its computation. The last one evaluates more
+text, of which the earlier ones evaluate a part.
 """
 
 import json
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from hlat.config.run import Config
 from hlat.data.data_loader import DataLoader
 from hlat.data.heldout_sequences import HeldoutSequences
 from hlat.engine.interface import Engine
-from hlat.evaluate import multiple_choice_probes, training_samples
+from hlat.evaluate import heldout_loss, multiple_choice_probes, training_samples
+from hlat.evaluate.heldout_loss import HeldoutLoss
 from hlat.evaluate.inference_model import InferenceModel
 from hlat.evaluate.multiple_choice_probes import MultipleChoiceQuestion
 from hlat.evaluate.training_samples import SamplePrompts
+from hlat.tracking.heldout_rows import find_worse_sources
 from hlat.tracking.tracker import Tracker
+from hlat.training_state import compute_total_steps
 
+MAX_LOOP_SHARE = 0.05
+"""Share of the computation of the steps between two evaluations that one of them may add."""
+MIN_LOOP_TOKENS = 4096
+"""Held-out tokens of each source that an evaluation has at least, if there are as many."""
+_PASSES_PER_STEP = 3
+"""Computation of a training step in forward passes; the backward pass costs two."""
 _MAX_SHOWN_CHARACTERS = 100
 """Characters of a sample on the console."""
 _SLOW_EVALUATION_S = 10.0
@@ -28,26 +37,45 @@ _SLOW_EVALUATION_S = 10.0
 
 @dataclass(frozen=True)
 class EvaluationData:
-    """Held-out sequences by source, questions by probe, and prompts of samples."""
+    """Held-out sequences by source, questions by probe, and prompts of samples.
+
+    `heldout` is the text of the last evaluation, `loop` that of the others.
+    """
 
     heldout: Mapping[str, HeldoutSequences]
+    loop: Mapping[str, HeldoutSequences]
     probes: Mapping[str, Sequence[MultipleChoiceQuestion]] = field(default_factory=dict)
     samples: SamplePrompts | None = None
 
 
 def load_evaluation_data(config: Config, loader: DataLoader) -> EvaluationData:
     """Load held-out sequences and probes; raise ConfigError if text or questions are invalid."""
-    heldout = loader.build_heldout_sequences(config.evaluation.sequences_per_source)
+    length, evaluation = config.batch.sequence_length, config.evaluation
+    heldout = loader.build_heldout_sequences(evaluation.count_sequences(length))
+    loop = heldout
+    if evaluation.sequences_per_source is None:
+        count = max(1, _compute_loop_tokens(config, len(heldout)) // length)
+        loop = {name: text.select_evenly(count) for name, text in heldout.items()}
     samples = training_samples.load_sample_prompts(config)
-    return EvaluationData(heldout, multiple_choice_probes.load_probes(config), samples)
+    return EvaluationData(heldout, loop, multiple_choice_probes.load_probes(config), samples)
 
 
-def evaluate_heldout(engine: Engine, data: EvaluationData, tracker: Tracker, step: int) -> None:
+def _compute_loop_tokens(config: Config, num_sources: int) -> int:
+    """Return the held-out tokens of each source in an evaluation before the last one."""
+    num_steps = config.evaluation.every_steps or compute_total_steps(config)
+    num_passes = _PASSES_PER_STEP * num_steps * config.batch.tokens_per_step
+    return max(MIN_LOOP_TOKENS, int(MAX_LOOP_SHARE * num_passes / num_sources))
+
+
+def evaluate_heldout(
+    engine: Engine, data: EvaluationData, tracker: Tracker, step: int, is_last: bool = False
+) -> None:
     """Evaluate the current weights, and log an `evaluate` event.
 
-    The event contains `loss`, the mean cross-entropy in nats per target token, and
-    `bits_per_byte`, both by source and with their unweighted `mean`; `accuracy` by probe, if there
-    are probes; and `seconds`, the duration. A `samples` event follows if there are prompts.
+    The event contains the fields of `heldout_loss.summarize`; `accuracy` by probe, if there are
+    probes; and `seconds`, the duration. The last one also has the same fields for the text of the
+    evaluations before it, `loop`, if that is less text, and the `clusters` of each source for
+    comparisons by document. A `samples` event follows if there are prompts.
     """
     since = time.perf_counter()
 
@@ -58,20 +86,55 @@ def evaluate_heldout(engine: Engine, data: EvaluationData, tracker: Tracker, ste
                 f"step {step}: evaluated {source}, {num_done} of {total} sources in {seconds:.0f} s"
             )
 
-    loss, bits = compute_heldout_loss(engine, data.heldout, report_progress)
-    accuracy: dict[str, dict[str, float]] = {}
+    losses = evaluate_sources(engine, data.heldout if is_last else data.loop, report_progress)
+    fields = heldout_loss.summarize(losses)
+    if is_last:
+        fields["clusters"] = {name: one.clusters for name, one in losses.items()}
+        if any(data.heldout[name] is not text for name, text in data.loop.items()):
+            fields["loop"] = heldout_loss.summarize(evaluate_sources(engine, data.loop))
     if data.probes:
         model = InferenceModel(engine)
-        accuracy["accuracy"] = multiple_choice_probes.compute_accuracy(model, data.probes)
+        fields["accuracy"] = multiple_choice_probes.compute_accuracy(model, data.probes)
     seconds = tracker.exclude_time(since)
-    tracker.log_event("evaluate", step, loss=loss, bits_per_byte=bits, **accuracy, seconds=seconds)
-    messages = [
-        f"{name} {', '.join(f'{source} {value:.3f}' for source, value in values.items())}"
-        for name, values in {"held-out bits per byte": bits, **accuracy}.items()
-    ]
-    tracker.print_message(f"step {step}: {'; '.join(messages)}")
+    tracker.log_event("evaluate", step, **fields, seconds=seconds)
+    tracker.print_message(f"step {step}: {format_evaluation(fields)}")
+    if is_last:
+        tracker.print_message(f"step {step}: {_format_extent(fields)} evaluated in {seconds:.1f} s")
+        _warn_of_worse_sources(tracker, step)
     if data.samples is not None:
         _log_samples(engine, data.samples, tracker, step)
+
+
+def format_evaluation(fields: Mapping[str, Any]) -> str:
+    """Return bits per byte with standard errors, and accuracies, for the console."""
+    errors = fields["stderr"]
+    bits = [
+        f"{'mean (equal weights)' if name == 'mean' else name} {value:.3f}"
+        + (f" ± {errors[name]:.3f}" if name in errors else "")
+        for name, value in fields["bits_per_byte"].items()
+    ]
+    text = f"held-out bits per byte {', '.join(bits)}"
+    if accuracy := fields.get("accuracy"):
+        text += f"; accuracy {', '.join(f'{name} {v:.3f}' for name, v in accuracy.items())}"
+    return text
+
+
+def _format_extent(fields: Mapping[str, Any]) -> str:
+    tokens, documents = sum(fields["tokens"].values()), sum(fields["documents"].values())
+    return f"{tokens:,} held-out tokens of {documents:,} documents"
+
+
+def _warn_of_worse_sources(tracker: Tracker, step: int) -> None:
+    """Log a `heldout_worse` event and print a line for each source that became worse."""
+    rows = tracker.get_events("evaluate")
+    worse = find_worse_sources(rows[0], rows[-1]) if rows else {}
+    if worse:
+        tracker.log_event("heldout_worse", step, bits_per_byte=worse)
+    for name, (before, after) in worse.items():
+        tracker.print_message(
+            f"WARNING: held-out text of {name} is worse than at the start of the run: "
+            f"{before:.3f} -> {after:.3f} bits per byte; give data.sources.{name} a larger weight"
+        )
 
 
 def _log_samples(engine: Engine, prompts: SamplePrompts, tracker: Tracker, step: int) -> None:
@@ -86,20 +149,17 @@ def _log_samples(engine: Engine, prompts: SamplePrompts, tracker: Tracker, step:
         tracker.print_message(f"step {step}: {prompt} -> {text}")
 
 
-def compute_heldout_loss(
+def evaluate_sources(
     engine: Engine,
     heldout: Mapping[str, HeldoutSequences],
     on_progress: Callable[[str, int], None] = lambda source, num_done: None,
-) -> tuple[dict[str, float], dict[str, float]]:
-    """Return loss and bits per byte by source, each with its mean over sources.
+) -> dict[str, HeldoutLoss]:
+    """Return the loss by source.
 
     Call `on_progress` with the name of each evaluated source and their number.
     """
-    loss: dict[str, float] = {}
+    losses: dict[str, HeldoutLoss] = {}
     for name, text in heldout.items():
-        loss[name] = engine.read(engine.eval_step(text.sequences)).loss
-        on_progress(name, len(loss))
-    bits = {name: loss[name] / math.log(2) * text.tokens_per_byte for name, text in heldout.items()}
-    loss["mean"] = sum(loss.values()) / len(loss)
-    bits["mean"] = sum(bits.values()) / len(bits)
-    return loss, bits
+        losses[name] = heldout_loss.compute_heldout_loss(engine, text)
+        on_progress(name, len(losses))
+    return losses

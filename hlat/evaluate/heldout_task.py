@@ -5,18 +5,22 @@ training.
 """
 
 import dataclasses
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hlat import launch_environment
 from hlat.config.config_errors import ConfigError
 from hlat.config.config_json import parse_section
 from hlat.config.data import DataConfig
+from hlat.config.evaluation import EvaluationConfig
 from hlat.config.recorded_config import select_yaml_values
 from hlat.config.run import Config
 from hlat.data.data_source import open_data_sources
 from hlat.data.heldout_sequences import HeldoutSequences, pack_documents, pack_heldout_sequences
 from hlat.data.tokenizer import Tokenizer
+from hlat.data.tokenizer_round_trip import sample_texts
 from hlat.evaluate.inference_model import MAX_BATCH_TOKENS
 from hlat.evaluate.model_source import ModelSource
 from hlat.prepare.document_reader import DamagedDocument, parse_documents
@@ -26,8 +30,9 @@ _KEYS = (
     "data",
     "batch.micro_batch_size",
     "batch.global_batch_size",
-    "evaluation.sequences_per_source",
     "run.seed",
+    "evaluation.tokens_per_source",
+    "evaluation.sequences_per_source",
 )
 
 
@@ -63,7 +68,8 @@ def load_heldout_data(
         location: Run whose held-out sets are used, or file or directory of text; None: the run of
             the model.
         overrides: Overrides of the recorded `data` and `evaluation` settings.
-        limit: Number of sequences of each source; None: that of the run, or all of a text.
+        limit: Number of sequences of each source; None: those of the last evaluation of the run,
+            or all of a text.
     """
     yaml, label = source.config_yaml, str(source.location)
     if location is not None:
@@ -75,26 +81,33 @@ def load_heldout_data(
         raise ConfigError(
             f"{label} records no data; give heldout=PATH: a run, or a file or directory of text"
         )
-    data, micro, global_size, num_sequences, seed = _parse_settings(yaml, label, overrides)
-    num_sequences = num_sequences if limit is None else limit
-    tokenizer = _build_tokenizer(source)
+    data, micro, global_size, seed, evaluation = _parse_settings(yaml, label, overrides)
+    num_sequences = limit or evaluation.count_sequences(source.sequence_length)
+    tokenizer, data_sources = _build_tokenizer(source), open_data_sources(data, seed)
+    for name, data_source in data_sources.items():
+        _warn_of_lost_text(tokenizer, name, data_source.read_heldout_documents())
     sources = {
         name: pack_heldout_sequences(
             data_source, tokenizer, num_sequences, source.sequence_length, data
         )
-        for name, data_source in open_data_sources(data, seed).items()
+        for name, data_source in data_sources.items()
     }
     return HeldoutData(sources, data, micro or global_size)
 
 
 def _parse_settings(
     yaml: str, label: str, overrides: Sequence[str]
-) -> tuple[DataConfig, int | None, int, int, int]:
+) -> tuple[DataConfig, int | None, int, int, EvaluationConfig]:
     fields, *numbers = select_yaml_values(yaml, label, *_KEYS, overrides=overrides)
     try:
         data = parse_section(DataConfig, dict(fields))
-        micro, global_size, num_sequences, seed = numbers
-        return data, micro and int(micro), int(global_size), int(num_sequences), int(seed)
+        micro, global_size, seed, num_tokens, num_sequences = (n and int(n) for n in numbers)
+        # A run of an earlier version has no tokens_per_source
+        evaluation = EvaluationConfig(
+            tokens_per_source=num_tokens or EvaluationConfig.tokens_per_source,
+            sequences_per_source=num_sequences,
+        )
+        return data, micro, int(global_size), int(seed), evaluation
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise ConfigError(f"{label}: its recorded data settings are invalid ({error})") from error
 
@@ -113,9 +126,11 @@ def _load_text(
         data = dataclasses.replace(
             data, document_mask=recorded.document_mask, loss_mask=recorded.loss_mask
         )
+    tokenizer = _build_tokenizer(source)
+    _warn_of_lost_text(tokenizer, location, _read_documents(location))
     sequences = pack_documents(
-        list(_read_documents(location)),
-        _build_tokenizer(source),
+        _read_documents(location),
+        tokenizer,
         limit,
         source.sequence_length,
         data,
@@ -124,6 +139,15 @@ def _load_text(
     )
     micro_batch_size = max(1, MAX_BATCH_TOKENS // source.sequence_length)
     return HeldoutData({Path(location).name or location: sequences}, data, micro_batch_size)
+
+
+def _warn_of_lost_text(tokenizer: Tokenizer, name: str, documents: Iterator[str]) -> None:
+    """Print a warning if the tokenizer loses a part of the first documents of `name`."""
+    lost = tokenizer.measure_lost_text(sample_texts(documents))
+    if lost.num_lost and launch_environment.read_rank_info().is_rank0:
+        print(
+            f"WARNING: the tokenizer loses {lost} of the held-out text of {name}", file=sys.stderr
+        )
 
 
 def _read_documents(location: str) -> Iterator[str]:
@@ -138,4 +162,8 @@ def _read_documents(location: str) -> Iterator[str]:
 def _build_tokenizer(source: ModelSource) -> Tokenizer:
     """Return the tokenizer of the model as in training, with EOS after each document."""
     prompts = source.tokenizer
-    return Tokenizer(str(prompts.file), ".", prompts.eos_token, bos_token=prompts.added_bos_token)
+    return Tokenizer(
+        *(str(prompts.file), ".", prompts.eos_token),
+        bos_token=prompts.added_bos_token,
+        max_lost_text=1.0,
+    )

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tqdm import tqdm
 
 from hlat.config.config_errors import ConfigError
+from hlat.data.token_decoder import decode_continuation
 from hlat.evaluate import humaneval_rpc, sandbox
 from hlat.evaluate.inference_model import InferenceModel, build_stop_check
 from hlat.evaluate.sandbox import ProgramResult, ResourceLimits
@@ -252,14 +253,10 @@ def _derive_sample_id(key: SampleKey) -> int:
 def _extract_completion(
     tokenizer: "PromptTokenizer", prompt: Sequence[int], tokens: list[int]
 ) -> str:
-    """Return the text before the first stop sequence.
-
-    Tokens are decoded after the prompt, since a tokenizer may drop a leading space.
-    """
+    """Return the text before the first stop sequence."""
     if tokens[-1] == tokenizer.eos_token_id:
         tokens = tokens[:-1]
-    prefix = [int(token) for token in prompt]
-    text = tokenizer.decode(prefix + tokens)[len(tokenizer.decode(prefix)) :]
+    text = decode_continuation(tokenizer, prompt, tokens)
     return text[: min((text.find(s) for s in STOP_SEQUENCES if s in text), default=len(text))]
 
 

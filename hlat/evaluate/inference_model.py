@@ -5,7 +5,6 @@ other requests, batches and the layout only through rounding; samples depend onl
 sample id and the position.
 """
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hlat.engine.interface import DecodeState, Engine, World
+from hlat.evaluate.decode_batch import DecodeBatch, derive_random_bits
 from hlat.evaluate.prefix_tree import PrefixNode, ScoredSequence, TokenQuery, build_prefix_tree
 from hlat.parallelism.process_group import broadcast_object
 
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 MAX_BATCH_TOKENS = 8192
 """Tokens in the KV cache of a batch, unless a single sequence is longer."""
+_MAX_TRUNCATED_BYTES = 3
+_REPLACEMENT = "\ufffd"
+"""Character that a decoder returns for bytes of an incomplete character."""
 _ROOT_ROW = np.zeros(1, np.int64)
 
 
@@ -39,6 +42,10 @@ class InferenceModel:
     def world(self) -> World:
         """Ranks of the engine."""
         return self._engine.world
+
+    def create_batch(self) -> DecodeBatch:
+        """Return an empty batch of sequences that join and leave it at any time."""
+        return DecodeBatch(self._engine)
 
     def score(
         self, requests: Sequence[tuple[Sequence[int], Sequence[int]]]
@@ -86,7 +93,7 @@ class InferenceModel:
         shard = order[self.world.dp_rank :: self.world.dp_size]
         local_results = []
         for batch in _split_into_batches(shard, sizes, self._max_batch_tokens):
-            bits = [_derive_random_bits(seed, sample_ids[i], max_new_tokens) for i in batch]
+            bits = [derive_random_bits(seed, sample_ids[i], max_new_tokens) for i in batch]
             batch_prompts, sampling = [tuple(prompts[i]) for i in batch], (temperature, top_p)
             ids = _generate_batch(
                 self._engine, batch_prompts, np.stack(bits), is_finished, *sampling
@@ -133,14 +140,22 @@ def build_stop_check(
 
     A stop sequence may be the name of a special token.
     """
-    # A token has at least one byte; up to three more may belong to a truncated character
-    num_tail_tokens = max((len(stop.encode()) for stop in stop_sequences), default=0) + 4
+    # A token has at least one byte, except one that only spells a prepended space
+    num_bytes = max((len(stop.encode()) for stop in stop_sequences), default=0)
+    num_tail_tokens = num_bytes + 1 + _MAX_TRUNCATED_BYTES
 
     def is_finished(ids: list[int]) -> bool:
         if ids[-1] in tokenizer.end_token_ids:
             return True
-        text = tokenizer.decode(ids[-num_tail_tokens:], skip_special_tokens=False)
-        return any(stop in text for stop in stop_sequences)
+        # The tail may start inside of a character, for which a byte-fallback decoder replaces all
+        # bytes up to the next token that spells no byte
+        for start in range(-num_tail_tokens, _MAX_TRUNCATED_BYTES - num_tail_tokens + 1):
+            text = tokenizer.decode(ids[start:], skip_special_tokens=False)
+            if any(stop in text for stop in stop_sequences):
+                return True
+            if _REPLACEMENT not in text:
+                return False
+        return False
 
     return is_finished
 
@@ -182,7 +197,12 @@ def _generate_batch(
     generated: list[list[int]] = [[] for _ in prompts]
     cached = active = np.arange(len(prompts))
     for position in range(1, max_new_tokens + 1):
-        sampled = state.sample(rows, random_bits[active, position - 1], temperature, top_p)
+        sampled = state.sample(
+            rows,
+            random_bits[active, position - 1],
+            np.full(len(rows), temperature),
+            np.full(len(rows), top_p),
+        )
         for i, token in zip(active.tolist(), sampled.tolist(), strict=True):
             generated[i].append(token)
         is_active = [not is_finished(generated[i]) for i in active]
@@ -257,10 +277,3 @@ def _pad_tokens(
     for row, sequence in zip(tokens, sequences, strict=True):
         row[: len(sequence)] = sequence
     return tokens, lengths
-
-
-def _derive_random_bits(seed: int, sample_id: int, count: int) -> NDArray[np.int64]:
-    """Return 32 random bits for each position of a sequence."""
-    key = hashlib.blake2b(f"{seed} {sample_id}".encode(), digest_size=16).digest()
-    generator = np.random.Generator(np.random.Philox(key=int.from_bytes(key, "little")))
-    return generator.integers(0, 1 << 32, count, np.int64)

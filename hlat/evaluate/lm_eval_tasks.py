@@ -136,6 +136,7 @@ class TaskLoader:
             elif task.get_config("num_fewshot") is None:
                 task.set_config(key="num_fewshot", value=0)
             task.set_fewshot_seed(seed=settings.seed[3])
+            _validate_shots(name, task)
             if name in settings.doc_ids:
                 _validate_doc_ids(name, settings.doc_ids[name], len(task.eval_docs))
             if task.OUTPUT_TYPE == "generate_until":
@@ -189,6 +190,20 @@ def _validate_supported(name: str, task: Any) -> None:
         )
     if getattr(task, "MULTIMODAL", False):
         raise ConfigError(f"{name} has images or sound, which hlat's models cannot read; remove it")
+
+
+def _validate_shots(name: str, task: Any) -> None:
+    """Raise ConfigError if a task has fewer documents than few-shot examples of a prompt."""
+    shots, sampler = task.get_config("num_fewshot"), getattr(task, "sampler", None)
+    if not shots or sampler is None:
+        return
+    is_evaluated = task.fewshot_cfg.split == task.config.test_split  # then one is the question
+    available = len(sampler.fewshot_docs()) - is_evaluated
+    if shots > available:
+        raise ConfigError(
+            f"shots={shots} exceeds the {available} documents of {name} that are available as "
+            f"few-shot examples; use shots={available} or less"
+        )
 
 
 def _validate_doc_ids(name: str, ids: Sequence[int], num_documents: int) -> None:

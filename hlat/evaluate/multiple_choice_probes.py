@@ -37,7 +37,11 @@ def load_probes(config: Config) -> dict[str, list[MultipleChoiceQuestion]]:
     if not config.evaluation.probes:
         return {}
     data = config.data
-    tokenizer = Tokenizer(data.tokenizer, data.root, data.eos_token, bos_token=data.bos_token)
+    tokenizer = Tokenizer(
+        *(data.tokenizer, data.root, data.eos_token),
+        bos_token=data.bos_token,
+        max_lost_text=data.max_lost_text,
+    )
     return {
         name: _load_questions(
             f"evaluation.probes.{name}", Path(data.root).expanduser() / file, tokenizer

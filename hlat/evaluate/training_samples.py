@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from hlat.config.config_errors import ConfigError
 from hlat.config.run import Config
+from hlat.data.token_decoder import decode_continuation
 from hlat.data.tokenizer import Tokenizer
 from hlat.engine.interface import Engine
 from hlat.evaluate.inference_model import InferenceModel
@@ -30,7 +31,11 @@ def load_sample_prompts(config: Config) -> SamplePrompts | None:
     settings, data = config.evaluation.samples, config.data
     if not settings.prompts:
         return None
-    tokenizer = Tokenizer(data.tokenizer, data.root, data.eos_token, bos_token=data.bos_token)
+    tokenizer = Tokenizer(
+        *(data.tokenizer, data.root, data.eos_token),
+        bos_token=data.bos_token,
+        max_lost_text=data.max_lost_text,
+    )
     bos = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
     encoded = [ids.tolist() for ids in tokenizer.encode_chunks(settings.prompts)]
     ids = [[*bos, *one] or [tokenizer.eos_token_id] for one in encoded]
@@ -63,7 +68,6 @@ def generate_samples(engine: Engine, prompts: SamplePrompts) -> list[dict[str, s
     samples = []
     for text, prompt, ids in zip(prompts.texts, prompts.ids, generated, strict=True):
         tokens = ids[:-1] if ids[-1] == eos else ids
-        # With the prompt, since some decoders remove the space before the first token
-        decoded = tokenizer.decode([*prompt, *tokens])[len(tokenizer.decode(prompt)) :]
-        samples.append({"prompt": text, "text": decoded})
+        continuation = decode_continuation(tokenizer, prompt, tokens)
+        samples.append({"prompt": text, "text": continuation})
     return samples

@@ -6,6 +6,7 @@ The engine and its layout are chosen for this machine, as in an evaluation. See 
 """
 
 import argparse
+import dataclasses
 import json
 import re
 import sys
@@ -23,11 +24,12 @@ from hlat.config.argument_parser import (
 )
 from hlat.config.config_errors import ConfigError, ExitCode
 from hlat.generate.prompt_files import Row, load_prompts, open_output, write_row
+from hlat.generate.sampling_settings import SamplingSettings
 
 if TYPE_CHECKING:
     from hlat.config.run import Config
     from hlat.evaluate.model_source import ModelSource
-    from hlat.generate.text_generator import SamplingSettings, TextGenerator
+    from hlat.generate.text_generator import TextGenerator
 
 _EXAMPLES = """\
 examples:
@@ -77,15 +79,17 @@ _WORDS_HELP = "text to continue; hardware, parallelism, engine, compiler, precis
 
 def add_sampling_settings(parser: CommandLineParser) -> None:
     """Add the settings of generation to a parser."""
-    add = parser.add_argument
-    add("--max-tokens", type=parse_positive_int, default=256, metavar="N", help="default: 256")
-    temperature = "0: the most likely token (default: 0.8)"
-    add("--temperature", type=_parse_temperature, default=0.8, metavar="X", help=temperature)
-    top_p = "sample from the most likely tokens with this total probability (default: 1)"
-    add("--top-p", type=_parse_top_p, default=1.0, metavar="X", help=top_p)
-    add("--seed", type=_parse_seed, default=0, metavar="N", help="default: 0")
+    add, default = parser.add_argument, SamplingSettings()
+    parser.set_defaults(**vars(default))
+    max_tokens = f"default: {default.max_tokens}"
+    add("--max-tokens", type=parse_positive_int, metavar="N", help=max_tokens)
+    temperature = f"0: the most likely token (default: {default.temperature:g})"
+    add("--temperature", type=_parse_temperature, metavar="X", help=temperature)
+    top_p = "sample from the most likely tokens with this total probability"
+    add("--top-p", type=_parse_top_p, metavar="X", help=f"{top_p} (default: {default.top_p:g})")
+    add("--seed", type=_parse_seed, metavar="N", help=f"default: {default.seed}")
     stop = 'text that ends the generation, or ["A", "B"]; \\n is a newline'
-    add("--stop", type=_parse_stop, default=(), metavar="TEXT", help=stop)
+    add("--stop", type=_parse_stop, metavar="TEXT", help=stop)
 
 
 def _split_words(parser: CommandLineParser, arguments: argparse.Namespace) -> None:
@@ -171,6 +175,9 @@ def _generate(
             run_chat(generator, settings)
         else:
             prompt = generator.encode(arguments.prompt)
+            lost = source.tokenizer.measure_lost_text(arguments.prompt)
+            if is_rank0 and lost.num_lost:
+                print(f"WARNING: the tokenizer loses {lost} of the prompt", file=sys.stderr)
             show = print_text if is_rank0 else lambda text: None
             show(arguments.prompt)
             generator.stream(prompt, settings, show)
@@ -179,7 +186,7 @@ def _generate(
 
 
 def _generate_rows(
-    generator: "TextGenerator", rows: list[Row], settings: "SamplingSettings", output: Path | None
+    generator: "TextGenerator", rows: list[Row], settings: SamplingSettings, output: Path | None
 ) -> None:
     """Write each row with the generated text, in batches."""
     prompts = [
@@ -208,17 +215,10 @@ def _generate_rows(
                 print(f"{done} of {len(rows)} prompts", file=sys.stderr, flush=True)
 
 
-def build_sampling_settings(arguments: argparse.Namespace) -> "SamplingSettings":
+def build_sampling_settings(arguments: argparse.Namespace) -> SamplingSettings:
     """Return the settings of `add_sampling_settings`."""
-    from hlat.generate.text_generator import SamplingSettings
-
-    return SamplingSettings(
-        max_tokens=arguments.max_tokens,
-        temperature=arguments.temperature,
-        top_p=arguments.top_p,
-        seed=arguments.seed,
-        stop=arguments.stop,
-    )
+    names = [field.name for field in dataclasses.fields(SamplingSettings)]
+    return SamplingSettings(**{name: getattr(arguments, name) for name in names})
 
 
 def _parse_path(text: str) -> Path:

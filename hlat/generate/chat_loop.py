@@ -9,7 +9,8 @@ import sys
 from collections.abc import Callable
 
 from hlat.config.config_errors import ConfigError, escape_control_characters
-from hlat.generate.text_generator import SamplingSettings, TextGenerator
+from hlat.generate.sampling_settings import SamplingSettings
+from hlat.generate.text_generator import TextGenerator
 
 _HELP = "/reset starts again, Ctrl-C stops the model, Ctrl-D ends."
 _NO_TEMPLATE = (

@@ -8,30 +8,20 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
+from hlat import launch_environment
 from hlat.config.config_errors import ConfigError
 from hlat.config.run import Config
-from hlat.data.prompt_tokenizer import PromptTokenizer
 from hlat.engine.engine_factory import create_engine
 from hlat.evaluate.chat_format import ChatFormat, load_chat_format
+from hlat.evaluate.decode_batch import DecodeBatch
 from hlat.evaluate.inference_model import InferenceModel, build_stop_check
 from hlat.evaluate.model_source import ModelSource
-
-_NUM_CONTEXT_TOKENS = 6
-"""Tokens of the prompt that are decoded with the generated ones: the decoders of some tokenizers
-remove the space before the first token."""
-_INCOMPLETE_CHARACTER = "\ufffd"
-"""Decoded text of some bytes of a character."""
+from hlat.generate.sampling_settings import SamplingSettings
+from hlat.generate.text_stream import TextStream
 
 
-@dataclass(frozen=True)
-class SamplingSettings:
-    """Settings of generation; temperature 0 selects the most likely token."""
-
-    max_tokens: int = 256
-    temperature: float = 0.8
-    top_p: float = 1.0
-    seed: int = 0
-    stop: tuple[str, ...] = ()
+class PromptTooLongError(ConfigError):
+    """A prompt that fills the context."""
 
 
 @dataclass(frozen=True)
@@ -42,57 +32,6 @@ class Completion:
     finish_reason: str
     num_prompt_tokens: int
     num_tokens: int
-
-
-class TextStream:
-    """Text of a growing sequence of tokens, up to the first stop string or end token.
-
-    Attributes:
-        text: Text so far, without bytes of an incomplete character and a possible beginning of a
-            stop string at its end.
-        is_finished: True after a stop string or end token.
-    """
-
-    def __init__(
-        self,
-        tokenizer: PromptTokenizer,
-        prompt: Sequence[int],
-        stop: Sequence[str] = (),
-    ) -> None:
-        self._tokenizer, self._stop = tokenizer, stop
-        self._context = list(prompt[-_NUM_CONTEXT_TOKENS:])
-        self._context_length = len(tokenizer.decode(self._context))
-        self.text, self.is_finished, self._decoded = "", False, ""
-
-    def append(self, ids: list[int]) -> str:
-        """Return the new part of the text, given all generated tokens."""
-        is_end = ids[-1] in self._tokenizer.end_token_ids
-        tokens = ids[:-1] if is_end else ids
-        self._decoded = self._tokenizer.decode([*self._context, *tokens])[self._context_length :]
-        positions = [self._decoded.find(stop, len(self.text)) for stop in self._stop]
-        if found := [position for position in positions if position >= 0]:
-            self.is_finished, self._decoded = True, self._decoded[: min(found)]
-        if is_end or self.is_finished:
-            self.is_finished = True
-            return self.flush()
-        return self._extend(len(self._decoded) - self._count_unfinished_characters())
-
-    def flush(self) -> str:
-        """Return the rest of the text, after the last token."""
-        return self._extend(len(self._decoded))
-
-    def _extend(self, end: int) -> str:
-        new = self._decoded[len(self.text) : end]
-        self.text += new
-        return new
-
-    def _count_unfinished_characters(self) -> int:
-        """Return the number of characters at the end that later tokens may change or remove."""
-        text = self._decoded
-        num_incomplete = len(text) - len(text.rstrip(_INCOMPLETE_CHARACTER))
-        sizes = range(max(map(len, self._stop), default=1) - 1, 0, -1)
-        partial = (size for size in sizes if any(s.startswith(text[-size:]) for s in self._stop))
-        return max(num_incomplete, next(partial, 0))
 
 
 class TextGenerator:
@@ -106,11 +45,16 @@ class TextGenerator:
         self.context_length = source.sequence_length
         self.chat_format: ChatFormat = load_chat_format(source)
 
+    def create_batch(self) -> DecodeBatch:
+        """Return an empty batch of sequences that join and leave it at any time."""
+        return self.model.create_batch()
+
     def encode(self, prompt: str) -> list[int]:
         """Return the token ids of a prompt; of an empty one, the token that precedes a document.
 
-        Raise ConfigError if they fill the context.
+        Raise PromptTooLongError if they fill the context.
         """
+        self._validate_characters(prompt)
         return self._validate_length(
             self.tokenizer.encode(prompt) or [self.tokenizer.prefix_token_id]
         )
@@ -118,11 +62,13 @@ class TextGenerator:
     def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
         """Return the token ids of messages with `role` and `content`, in the chat format.
 
-        Raise ConfigError if they fill the context, or the chat template rejects them.
+        Raise PromptTooLongError if they fill the context, or ConfigError if the chat template
+        rejects them.
         """
         if self.chat_format.template is None:
             return self.encode("\n\n".join(message["content"] for message in messages))
         text = self.chat_format.render(messages)
+        self._validate_characters(text)
         return self._validate_length(self.tokenizer.encode_with_special_tokens(text))
 
     def stream(
@@ -130,20 +76,18 @@ class TextGenerator:
         prompt: list[int],
         settings: SamplingSettings,
         on_text: Callable[[str], None],
-        is_cancelled: Callable[[], bool] = lambda: False,
         sample_id: int = 0,
     ) -> Completion:
         """Generate the text of one prompt and call `on_text` with each part of it.
 
-        `sample_id` selects other random numbers of the same seed. `is_cancelled` may end the
-        generation in a single process.
+        `sample_id` selects other random numbers of the same seed.
         """
         stream = self._create_stream(prompt, settings)
 
         def is_finished(ids: list[int]) -> bool:
-            if text := stream.append(ids):
+            if text := stream.append(ids[-1]):
                 on_text(text)
-            return stream.is_finished or is_cancelled()
+            return stream.is_finished
 
         max_tokens = min(settings.max_tokens, self.context_length - len(prompt))
         [ids] = self.model.generate(
@@ -175,7 +119,10 @@ class TextGenerator:
         completions = []
         for prompt, ids in zip(prompts, generated, strict=True):
             stream, shown = self._create_stream(prompt, settings), ids[: self._get_room(prompt)]
-            stream.append(shown)
+            for token in shown:
+                stream.append(token)
+                if stream.is_finished:
+                    break
             stream.flush()
             completions.append(_build_completion(stream, prompt, shown))
         return completions
@@ -187,12 +134,22 @@ class TextGenerator:
         return self.context_length - len(prompt)
 
     def _validate_length(self, ids: list[int]) -> list[int]:
+        """Return token ids; raise PromptTooLongError if they fill the context."""
         if len(ids) >= self.context_length:
-            raise ConfigError(
+            raise PromptTooLongError(
                 f"the prompt has {len(ids)} tokens, and the context of the model "
                 f"{self.context_length}; use a prompt of at most {self.context_length - 1} tokens"
             )
         return ids
+
+    def _validate_characters(self, text: str) -> None:
+        """Raise PromptTooLongError for a text that fills the context with any of its encodings."""
+        limit = self.context_length * self.tokenizer.max_token_characters
+        if len(text) > limit:
+            raise PromptTooLongError(
+                f"the prompt has {len(text)} characters, and the context of the model "
+                f"{self.context_length} tokens; use a prompt of at most {limit} characters"
+            )
 
 
 @contextmanager
@@ -200,6 +157,7 @@ def open_text_generator(source: ModelSource, config: Config) -> Iterator[TextGen
     """Load the weights of a model into the engine of `config`, and return its generator."""
     with closing(create_engine(config)) as engine:
         engine.build(config, training=False, initialize=False)
+        launch_environment.record_start()
         source.load_weights(engine.chunks())
         yield TextGenerator(InferenceModel(engine), source)
 

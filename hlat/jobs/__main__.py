@@ -19,7 +19,7 @@ from hlat.jobs.job_table import (
     format_job_table,
     load_job_rows,
 )
-from hlat.jobs.submission import SubmissionDir, find_submitted_runs
+from hlat.jobs.submission import SubmissionDir, find_submitted_runs, lock_submissions
 
 _EXAMPLES = """\
 examples:
@@ -87,7 +87,11 @@ def _dispatch(action: str, arguments: argparse.Namespace) -> int:
     if action == "cancel":
         return _cancel([row for row in rows if row.active_job_ids])
     if action == "resubmit":
-        return _resubmit(_select_failed(rows) if arguments.failed else rows)
+        chosen = _select_failed(rows) if arguments.failed else rows
+        run_dirs = [row.submission_dir.run_dir for row in chosen]
+        with lock_submissions(run_dirs):  # another command may have submitted them
+            rows = load_job_rows(run_dirs)
+            return _resubmit(_select_failed(rows) if arguments.failed else rows)
     while arguments.wait and any(row.active_job_ids for row in rows):
         time.sleep(_WAIT_INTERVAL_S)
         rows = load_job_rows(run_dirs, retry=True)

@@ -3,8 +3,8 @@
     python <code archive> hlat.jobs.attempt <submission>
 
 `<submission>` is the submission directory, or the link to it in the directory of a job array. The
-attempt forwards Slurm's early signal to the run, reads how the run ended, and requeues the job if
-the exit code requires it (hlat.config.config_errors.ExitCode). It does not import torch.
+attempt forwards stop signals to the run, reads how the run ended, and requeues the job if the exit
+code requires it (hlat.config.config_errors.ExitCode). It does not import torch.
 """
 
 import os
@@ -24,6 +24,7 @@ from hlat.jobs.held_jobs import HeldJobs
 from hlat.jobs.score_files import load_all_scores
 from hlat.jobs.submission import Submission, SubmissionDir
 from hlat.recovery import host_info
+from hlat.tracking import lost_work
 from hlat.tracking.jsonl_log import open_events_log, open_metrics_log
 
 _STOP_TIMEOUT_FRACTION = 0.8
@@ -84,7 +85,7 @@ class JobAttempt:
         self._attempt_number = int(environment.get("SLURM_RESTART_COUNT", 0)) + 1
         self._stop_file = submission_dir.path / f"stop.{self._job_id}.{self._attempt_number}"
         self._start_time, self._first_step = time.time(), self._load_progress()
-        self._terminated_by_slurm = False
+        self._terminated_by_slurm = self._stop_announced = False
 
     def run(self) -> int:
         """Run the commands on all nodes, requeue the job if needed, and return the exit code."""
@@ -94,9 +95,12 @@ class JobAttempt:
         print(f"hlat: job {self._job_id}, attempt {self._attempt_number} on {nodes}", flush=True)
         # Slurm copies the soft limit from the login node
         host_info.raise_open_file_limit(self._submission.open_files)
-        signal.signal(signal.SIGUSR2, self._request_stop)
+        for signum in launch_environment.STOP_SIGNALS:
+            signal.signal(signum, self._request_stop)
+        signal.signal(signal.SIGUSR2, self._handle_announcement)
         signal.signal(signal.SIGALRM, _raise_stop_timeout)
         signal.signal(signal.SIGTERM, self._record_termination)
+        signal.signal(launch_environment.DUMP_SIGNAL, _do_nothing)
         held_jobs = HeldJobs(self._submission_dir.run_dir)
         if self._submission.trains:
             held_jobs.start_polling()
@@ -119,7 +123,8 @@ class JobAttempt:
 
     def _write_sweep_report(self) -> None:
         if self._submission.sweep is not None and not self._terminated_by_slurm:
-            signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+            for signum in {*launch_environment.STOP_SIGNALS} - {signal.SIGTERM}:
+                signal.signal(signum, signal.SIG_IGN)
             program = self._submission.commands[0][:2]
             sweep_report.write_report_if_last(program, Path(self._submission.sweep))
 
@@ -159,11 +164,16 @@ class JobAttempt:
         hosts: tuple[str, ...] = ()
         if self._submission.trains:
             events = open_events_log(self._submission_dir.run_dir).read_rows()
-            is_finished = any(row["event"] == "finish" for row in events)
+            is_finished = lost_work.is_finished(events)
             new_events = [row for row in events if row["time"] >= self._start_time]
             excluded = [row for row in new_events if row["event"] == "exclude"]
             hosts = tuple(dict.fromkeys(str(row["host"]) for row in excluded))
-        if exit_code not in [*ExitCode] or (exit_code == ExitCode.FINISHED and not is_finished):
+        if exit_code == ExitCode.FINISHED and not is_finished:
+            no_event = "the last attempt in events.jsonl has no finish event"
+            reason = no_event if self._submission.trains else "Slurm has terminated the job"
+            print(f"hlat: the attempt has failed: srun returned 0, but {reason}", flush=True)
+            exit_code = ExitCode.FAILED
+        if exit_code not in [*ExitCode]:
             exit_code = ExitCode.FAILED
         is_resumable = self._submission.trains or self._submission.scores is not None
         preempted = (
@@ -174,7 +184,7 @@ class JobAttempt:
         return AttemptResult(
             int(exit_code),
             step,
-            preempted or (is_resumable and self._stop_file.exists()),
+            preempted or (is_resumable and self._stop_announced),
             hosts,
             "step" if self._submission.scores is None else "score",
             preempted or step > self._first_step,
@@ -236,13 +246,22 @@ class JobAttempt:
         )
 
     def _request_stop(self, signum: int, frame: FrameType | None) -> None:
-        """Create the stop file, which the supervisors of the run poll, and start the timeout."""
+        """Create the stop file, which the supervisors of the run poll."""
         self._stop_file.touch()
+
+    def _handle_announcement(self, signum: int, frame: FrameType | None) -> None:
+        """Stop the run and start the timeout, as Slurm has announced the time limit."""
+        self._stop_announced = True
+        self._request_stop(signum, frame)
         timeout_s = _STOP_TIMEOUT_FRACTION * self._submission.signal_s
         signal.setitimer(signal.ITIMER_REAL, timeout_s)
 
     def _record_termination(self, signum: int, frame: FrameType | None) -> None:
         self._terminated_by_slurm = True
+
+
+def _do_nothing(signum: int, frame: FrameType | None) -> None:
+    """Ignore a signal in this process only; `signal.SIG_IGN` would also apply to srun."""
 
 
 def _raise_stop_timeout(signum: int, frame: FrameType | None) -> None:

@@ -176,14 +176,20 @@ def _load_progress(submission_dir: SubmissionDir) -> tuple[dict[str, Any], str]:
 
 
 def _resolve_state(state: JobState | None, attempts: list[dict[str, Any]]) -> str:
-    """Return Slurm's state, or a more specific one, since FAILED is any exit code other than 0.
+    """Return Slurm's state, or the one that follows from the recorded end of the last attempt.
 
+    FAILED is any exit code other than 0, and a controller that was down for the end of a job
+    records a TIMEOUT or NODE_FAIL.
     A job that Slurm has deleted is LOST if it has not started, and KILLED if its end is not logged.
     """
-    if state is not None and state.name not in ("FAILED", _COMPLETED):
+    has_ended = bool(attempts) and attempts[-1]["event"] == "end"
+    is_final = has_ended and attempts[-1].get("again") is None
+    if state is not None and (
+        state.name in ACTIVE_STATES or not (is_final or state.name in ("FAILED", _COMPLETED))
+    ):
         return state.name
     is_cancelled = any(row["event"] == "cancel" or row.get("cancelled") for row in attempts)
-    if attempts and attempts[-1]["event"] == "end":
+    if has_ended:
         name = _FINAL_STATES.get(attempts[-1]["exit"], "FAILED")
         return _CANCELLED if is_cancelled and name in ("INTERRUPTED", "FAILED") else name
     if state is not None:

@@ -14,20 +14,27 @@ from `<run directory>/evaluations/<name>/`. Points of a sweep with equal resourc
 job array (hlat.jobs.job_array).
 """
 
+import fcntl
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from hlat.config.config_errors import ConfigError
 from hlat.jobs.command_job import COMMANDS_DIR
 from hlat.jobs.job_array import JobArray, create_numbered_dir, find_script
+from hlat.recovery import host_info
 from hlat.tracking import sweep_log
 from hlat.tracking.jsonl_log import JsonlLog
-from hlat.tracking.run_directory import EVALUATIONS_DIR
+from hlat.tracking.run_directory import EVALUATIONS_DIR, build_unwritable_error
 
 _JOB_FILE = "job.json"
+_SUBMISSIONS_DIR, _LOCK_FILE = "submissions", ".lock"
+_OTHER_OPEN_FILES = 256
+"""Files that a command opens besides one lock per run."""
 
 
 @dataclass(frozen=True)
@@ -136,12 +143,68 @@ class SubmissionDir:
 
 def create_submission_dir(run_dir: Path) -> SubmissionDir:
     """Create the next directory of a run's submissions."""
-    return SubmissionDir(create_numbered_dir(run_dir / "submissions"))
+    return SubmissionDir(create_numbered_dir(run_dir / _SUBMISSIONS_DIR))
+
+
+@contextmanager
+def lock_submissions(run_dirs: Iterable[Path]) -> Iterator[None]:
+    """Lock the submissions of runs or commands, from the search for jobs to the receipts.
+
+    Raises:
+        ConfigError: Another command submits one of them, or a directory is not writable.
+    """
+    directories = sorted({run_dir / _SUBMISSIONS_DIR for run_dir in run_dirs})
+    host_info.raise_open_file_limit(len(directories) + _OTHER_OPEN_FILES)
+    with ExitStack() as locks:
+        for directory in directories:
+            locks.enter_context(_lock_directory(directory))
+        yield
+
+
+@contextmanager
+def _lock_directory(directory: Path) -> Iterator[None]:
+    """Lock a directory of submissions, which is removed if it has none at the end."""
+    file = directory / _LOCK_FILE
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        lock = file.open("w")
+    except OSError as error:
+        raise build_unwritable_error(directory.parent, error) from error
+    with lock:
+        try:
+            is_locked = _try_lock(lock, file)
+        except OSError as error:
+            raise ConfigError(
+                f"{directory.parent}: its file system cannot lock files ({error.strerror}), so two "
+                "commands could submit a job twice; set run.root to another file system"
+            ) from error
+        if not is_locked:
+            raise ConfigError(
+                f"{directory.parent}: another command submits its jobs; wait until that command "
+                "has ended, then repeat this one if hlat jobs does not list them"
+            )
+        try:
+            yield
+        finally:
+            if [path.name for path in directory.iterdir()] == [_LOCK_FILE]:
+                file.unlink()
+                with suppress(OSError):  # not empty
+                    directory.rmdir()
+                    directory.parent.rmdir()
+
+
+def _try_lock(lock: IO[str], file: Path) -> bool:
+    """Return True if an open file is locked, and was not removed by its last owner."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.path.samestat(os.fstat(lock.fileno()), file.stat())
+    except (BlockingIOError, FileNotFoundError):
+        return False
 
 
 def find_latest_submission(run_dir: Path) -> SubmissionDir | None:
     """Return the newest submission of a run or evaluation, or None."""
-    paths = [path.parent for path in (run_dir / "submissions").glob(f"*/{_JOB_FILE}")]
+    paths = [path.parent for path in (run_dir / _SUBMISSIONS_DIR).glob(f"*/{_JOB_FILE}")]
     numbered = [path for path in paths if path.name.isdecimal()]
     return SubmissionDir(max(numbered, key=lambda path: int(path.name))) if numbered else None
 

@@ -58,7 +58,7 @@ class Attention(nn.Module):
             self.q_norm = ProjectionNorm(model, num_heads * head_dim, fp32_norms)
             self.k_norm = ProjectionNorm(model, num_groups * head_dim, fp32_norms)
         self.sinks = nn.Parameter(torch.empty(num_heads)) if settings.sinks else None
-        self.core = CoreAttention(model, layer)
+        self.core: nn.Module = CoreAttention(model, layer)
         self.o_proj = Linear(num_heads * head_dim, hidden, bias=False)
         self.o_bias = nn.Parameter(torch.empty(hidden)) if settings.output_bias else None
 

@@ -72,7 +72,7 @@ def linear_cross_entropy(
     x_BSH: Tensor,
     head_VH: Tensor,
     targets_BS: Tensor,
-    scale: float = 1.0,
+    scale: float | None = 1.0,
     fp32: bool = True,
     compile_backend: str | None = None,
     vocab_shard: VocabShard = FULL_VOCAB,
@@ -86,7 +86,8 @@ def linear_cross_entropy(
         head_VH: Weight of the output head.
         targets_BS: Token ids, IGNORE_INDEX where there is no target.
         scale: Factor such as one over the number of targets. It applies before gradients are
-            rounded to the dtype of x, unlike a factor of the result.
+            rounded to the dtype of x, unlike a factor of the result. None: return the cross entropy
+            of each position, [B, S], without gradients.
         fp32: Compute the softmax, and accumulate the head's gradient over chunks, in fp32 instead
             of the dtype of x.
         compile_backend: Backend of torch.compile, used where compiled code is faster than eager
@@ -109,7 +110,7 @@ def linear_cross_entropy(
         compile_backend,
         _Logits(vocab_shard, softcap, z_loss),
     )
-    return loss
+    return loss if scale is not None else loss.view_as(targets_BS)
 
 
 @dataclass(frozen=True)
@@ -130,13 +131,14 @@ class _LinearCrossEntropy(torch.autograd.Function):
         x_NH: Tensor,
         head_VH: Tensor,
         targets_N: Tensor,
-        scale: float,
+        scale: float | None,
         fp32: bool,
         compile_backend: str | None,
         options: _Logits,
     ) -> Tensor:
         dtype = torch.float32 if fp32 else x_NH.dtype
         requires_grad = any(ctx.needs_input_grad)
+        assert scale is not None or not requires_grad
         grad_x_NH = torch.empty_like(x_NH) if requires_grad else None
         grad_head_VH = torch.zeros_like(head_VH, dtype=dtype) if requires_grad else None
         nats_N = torch.empty(len(x_NH), dtype=torch.float32, device=x_NH.device)
@@ -149,7 +151,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             logits_CV = torch.mm(x_CH, head_VH.t(), out=buffer[: len(x_CH)])
             for block in _split_into_blocks(logits_CV, dtype, compile_backend, options):
                 nats_N[chunk][block] = kernel_(
-                    logits_CV[block], targets_C[block], scale, dtype, requires_grad, options
+                    logits_CV[block], targets_C[block], scale or 0.0, dtype, requires_grad, options
                 )
             if grad_x_NH is not None and grad_head_VH is not None:
                 torch.mm(logits_CV, head_VH, out=grad_x_NH[chunk])
@@ -158,7 +160,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             ctx.gradients = grad_x_NH, grad_head_VH.to(head_VH.dtype)
         if kernel_ is _logits_to_grad_by_softmax_:
             _recompute_underflowed_(nats_N, x_NH, head_VH, targets_N)
-        return nats_N.sum() * scale
+        return nats_N if scale is None else nats_N.sum() * scale
 
     @staticmethod
     @once_differentiable

@@ -18,6 +18,8 @@ RANDOM_RANGE = 1 << 32
 _PROBABILITY_ONE = 1 << 30
 """Fixed-point representation of probability one: integer sums are exact in any order, and products
 with random integers fit into 63 bits."""
+_TEMPERATURE_RANGE = 1e-30, 1e30
+"""Temperatures that are neither 0 nor infinite in fp32, with room for the quotient of a logit."""
 
 
 def compute_log_probs(
@@ -73,12 +75,45 @@ def select_argmax_tokens(
     return torch.cat([_compute_argmax(logits_CV, vocab_shard)[0] for logits_CV in logits])
 
 
+def compute_top_log_probs(
+    x_NH: Tensor,
+    head_VH: Tensor,
+    tokens_N: Tensor,
+    num_top: int,
+    vocab_shard: VocabShard = FULL_VOCAB,
+    softcap: float | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return log probabilities of tokens, and the most likely tokens, one row each.
+
+    Args:
+        x_NH: Output of the decoder.
+        head_VH: Weight of the output head.
+        tokens_N: Token of each row, int64.
+        num_top: Number of most likely tokens, at most the size of the vocabulary.
+        vocab_shard: Shard of the vocabulary in head_VH.
+        softcap: Limit of the logits (HeadConfig.logit_softcap).
+
+    Returns:
+        log_probs_N, and log probabilities and ids of the `num_top` most likely tokens, descending.
+    """
+    results = []
+    chunk_size = logit_chunk_size(len(head_VH))
+    for start in range(0, len(x_NH), chunk_size):
+        chunk = slice(start, start + chunk_size)
+        logits_CV = compute_logits(x_NH[chunk], head_VH, softcap).float()
+        log_probs_CV = _gather_logits(logits_CV, vocab_shard).log_softmax(1)
+        log_probs_C = log_probs_CV.gather(1, tokens_N[chunk].unsqueeze(1)).squeeze(1)
+        results.append((log_probs_C, *log_probs_CV.topk(num_top)))
+    log_probs, top_log_probs, top_tokens = zip(*results, strict=True)
+    return torch.cat(log_probs), torch.cat(top_log_probs), torch.cat(top_tokens)
+
+
 def sample_tokens(
     x_NH: Tensor,
     head_VH: Tensor,
     random_bits_N: Tensor,
-    temperature: float,
-    top_p: float,
+    temperature_N: Tensor,
+    top_p_N: Tensor,
     vocab_shard: VocabShard = FULL_VOCAB,
     softcap: float | None = None,
 ) -> Tensor:
@@ -87,7 +122,8 @@ def sample_tokens(
     Nucleus sampling (Holtzman et al., arXiv 1904.09751, section 3.1) restricts it to the fewest
     tokens with total probability `top_p`, greater than 0. Probabilities are fixed-point numbers,
     summed in the order of ids, so samples hardly depend on the last bits of logits. The random bits
-    are uniform in range(RANDOM_RANGE), int64.
+    are uniform in range(RANDOM_RANGE), int64. Temperatures, greater than 0, are limited to a range
+    in which the softmax is finite.
     """
     samples = []
     chunk_size = logit_chunk_size(len(head_VH))
@@ -95,9 +131,12 @@ def sample_tokens(
         chunk = slice(start, start + chunk_size)
         logits_CV = compute_logits(x_NH[chunk], head_VH, softcap).float()
         logits_CV = _gather_logits(logits_CV, vocab_shard)
-        probs_CV = (F.softmax(logits_CV / temperature, 1) * _PROBABILITY_ONE).long()
-        if top_p < 1:
-            probs_CV = _filter_top_p(probs_CV, top_p)
+        # Shift the largest logit to 0, which no temperature scales to infinity
+        logits_CV = logits_CV - logits_CV.amax(1, keepdim=True)
+        logits_CV /= temperature_N[chunk].clamp(*_TEMPERATURE_RANGE).unsqueeze(1)
+        probs_CV = (F.softmax(logits_CV, 1) * _PROBABILITY_ONE).long()
+        if (top_p_N < 1).any():
+            probs_CV = _filter_top_p(probs_CV, top_p_N[chunk])
         cumulative_CV = probs_CV.cumsum(1)
         threshold_C = cumulative_CV[:, -1] * random_bits_N[chunk] // RANDOM_RANGE
         samples.append((cumulative_CV <= threshold_C.unsqueeze(1)).sum(1))
@@ -120,11 +159,16 @@ def _gather_logits(logits_CV: Tensor, vocab_shard: VocabShard) -> Tensor:
     return vocab_shard.all_gather(padded_CV).movedim(0, 1).flatten(1)
 
 
-def _filter_top_p(probs_CV: Tensor, top_p: float) -> Tensor:
-    """Set fixed-point probabilities outside of the nucleus to 0."""
+def _filter_top_p(probs_CV: Tensor, top_p_C: Tensor) -> Tensor:
+    """Set fixed-point probabilities outside of the nucleus to 0.
+
+    The most likely token is in every nucleus.
+    """
+    top_p_C1 = (top_p_C.double() * RANDOM_RANGE).round().long().unsqueeze(1)
     sorted_CV = probs_CV.sort(1, descending=True).values
     before_CV = sorted_CV.cumsum(1) - sorted_CV
     total_C1 = before_CV[:, -1:].add(sorted_CV[:, -1:])
-    in_nucleus_CV = before_CV < total_C1 * round(top_p * RANDOM_RANGE) // RANDOM_RANGE
+    limit_C1 = (total_C1 * top_p_C1 // RANDOM_RANGE).clamp(min=1)
+    in_nucleus_CV = before_CV < limit_C1
     min_C1 = sorted_CV.where(in_nucleus_CV, _PROBABILITY_ONE).amin(1, keepdim=True)
     return probs_CV.where(probs_CV >= min_C1, 0)

@@ -4,7 +4,7 @@ It needs no process group, so that planner and launchers can use it before a pro
 is shared by all engines.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hlat.config.parallelism import ParallelismConfig
 
@@ -52,6 +52,10 @@ def compute_mesh_coordinates(rank: int, degrees: ParallelDegrees) -> MeshCoordin
     return MeshCoordinates(dp, tp, pp)
 
 
-def compute_global_rank(coordinates: MeshCoordinates, degrees: ParallelDegrees) -> int:
-    """Return the global rank at `coordinates`; the inverse of `compute_mesh_coordinates`."""
-    return (coordinates.pp * degrees.dp + coordinates.dp) * degrees.tp + coordinates.tp
+def partition_ranks(degrees: ParallelDegrees, axis: str) -> list[list[int]]:
+    """Return the groups of global ranks that differ only in their index along an axis."""
+    groups: dict[MeshCoordinates, list[int]] = {}
+    for rank in range(degrees.world_size):
+        coordinates = compute_mesh_coordinates(rank, degrees)
+        groups.setdefault(replace(coordinates, **{axis: 0}), []).append(rank)
+    return [*groups.values()]

@@ -104,12 +104,16 @@ def _run_plan(argv: Sequence[str]) -> int:
     )
     parser.add_overrides("overrides of hlat train, or an action")
     search = "list every valid layout of the model on these nodes, fastest first; on hardware "
-    search += "without calibrated constants by memory"
+    search += "without calibrated constants unranked, those with the least memory first"
     parser.add_argument("--search", action="store_true", help=search)
+    mfu = "assume this fraction of the hardware's dense peak, such as 0.4, for time and price"
+    parser.add_argument("--mfu", type=_parse_mfu, metavar="FRACTION", help=mfu)
     _add_output_settings(parser, "draw memory and step time (svg or png)")
     arguments = parser.parse(argv)
     if arguments.search and arguments.figure is not None:
         raise ConfigError(f"figure={arguments.figure} shows one layout; remove search=true")
+    if arguments.mfu is not None and (arguments.search or _is_sweep(arguments.overrides)):
+        raise ConfigError(f"mfu={arguments.mfu:g} is for the plan of one layout; remove it")
     if _is_sweep(arguments.overrides):
         return _plan_study(arguments)
     config, problems = _load_config(arguments.overrides)
@@ -141,6 +145,16 @@ def _add_output_settings(parser: CommandLineParser, figure_help: str) -> None:
     add = parser.add_argument
     add("--json", action="store_true", help="print all numbers as JSON")
     add("--figure", type=_parse_figure_path, metavar="FILE", help=figure_help)
+
+
+def _parse_mfu(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a fraction above 0, up to 1, such as 0.4")
+    return value
 
 
 def _parse_figure_path(text: str) -> Path:
@@ -188,12 +202,12 @@ def _print_plan(
     from hlat.plan.layout_search import find_nearest_layouts, search_layouts
     from hlat.report import plan_text
 
-    plans = [] if problems else [(config, forecast_run(config))]
+    plans = [] if problems else [(config, forecast_run(config, arguments.mfu))]
     fits = all(plan.fits for _, plan in plans) and not problems
     layouts = [] if fits else search_layouts(config)
     if problems:
         nearest = find_nearest_layouts(config, layouts, 1)
-        plans = [(layout.config, forecast_run(layout.config)) for layout in nearest]
+        plans = [(one.config, forecast_run(one.config, arguments.mfu)) for one in nearest]
     fitting = [] if fits else _find_fitting_layouts(config, layouts)
     summaries = [plan_text.summarize_plan(*plan) for plan in plans]
     summary: dict[str, Any] = (

@@ -66,7 +66,10 @@ class CheckpointForecast:
 
 @dataclass(frozen=True)
 class RunForecast:
-    """Forecast of a run; `throughput` and `checkpointing` are None if the step time is unknown."""
+    """Forecast of a run; `throughput` and `checkpointing` are None if the step time is unknown.
+
+    `assumed_mfu` is the MFU that the user has assumed for the step time.
+    """
 
     num_parameters: int
     steps: int
@@ -76,6 +79,7 @@ class RunForecast:
     throughput: ThroughputForecast | None
     checkpointing: CheckpointForecast | None
     unknown_reasons: tuple[str, ...]
+    assumed_mfu: float | None = None
 
     @property
     def fits(self) -> bool:
@@ -83,12 +87,20 @@ class RunForecast:
         return self.memory.total <= self.device_memory_bytes
 
 
-def forecast_run(config: Config) -> RunForecast:
-    """Return the forecast of a valid configuration."""
+def forecast_run(config: Config, assumed_mfu: float | None = None) -> RunForecast:
+    """Return the forecast of a valid configuration.
+
+    `assumed_mfu` replaces the constants of the hardware.
+    """
     throughput = checkpointing = None
     unknown_reasons: tuple[str, ...] = ()
     try:
-        throughput = _forecast_throughput(config, step_time.predict_step_time(config))
+        step = (
+            step_time.predict_step_time(config)
+            if assumed_mfu is None
+            else step_time.assume_step_time(config, assumed_mfu)
+        )
+        throughput = _forecast_throughput(config, step)
         checkpointing = _forecast_checkpointing(config, throughput.step.total)
     except ConfigError as error:
         unknown_reasons = tuple(error.problems)
@@ -102,6 +114,7 @@ def forecast_run(config: Config) -> RunForecast:
         throughput=throughput,
         checkpointing=checkpointing,
         unknown_reasons=unknown_reasons,
+        assumed_mfu=assumed_mfu,
     )
 
 

@@ -76,13 +76,33 @@ def predict_step_time(config: Config) -> StepTime:
     return compute_step_time(config, compute_achieved_speed(config, get_efficiency(config)))
 
 
+def assume_step_time(config: Config, assumed_mfu: float) -> StepTime:
+    """Return the time of a step at an assumed MFU, all of it as computation.
+
+    Raises:
+        ConfigError: The peak of the hardware is unknown.
+    """
+    hardware, dtype = config.hardware, config.precision.compute
+    peak = mfu.compute_peak_flops(hardware, config.num_processes, dtype)
+    if peak is None:
+        raise ConfigError(
+            f"hardware.peak_tflops.{dtype.value} is unknown, so is the step time at "
+            f"mfu={assumed_mfu:g}; set it to the dense peak of the data sheet"
+        )
+    per_token = decoder_spec.compute_flops_per_token(config.model, config.batch.sequence_length)
+    seconds = per_token * config.batch.tokens_per_step / (peak * assumed_mfu)
+    return StepTime(
+        seconds, tensor_parallel=0, sends=0, bubble=0, reduction=0, optimizer=0, hidden=0
+    )
+
+
 def get_efficiency(config: Config) -> HardwareEfficiency:
     """Return the constants of the run's hardware; raise ConfigError if there are none."""
     name = config.hardware.name
     if name not in EFFICIENCIES:
         raise ConfigError(
             f"hardware={name} has no constants in hlat/plan/hardware_efficiency.py, so its step "
-            f"time is unknown; available: {', '.join(EFFICIENCIES)}"
+            f"time is unknown; assume one with mfu=0.4, or use {', '.join(EFFICIENCIES)}"
         )
     return EFFICIENCIES[name]
 

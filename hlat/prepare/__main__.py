@@ -6,10 +6,10 @@ nodes have no network.
 """
 
 import argparse
+import codecs
 import os
 import re
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,7 +21,6 @@ from hlat.config.argument_parser import (
     run_and_exit,
 )
 from hlat.config.config_errors import ConfigError, ExitCode
-from hlat.config.untrusted_files import format_value
 from hlat.data import embedded_corpus
 from hlat.data.arrow_dataset import ArrowDataset
 from hlat.prepare import (
@@ -30,15 +29,18 @@ from hlat.prepare import (
     corpus_manifest,
     document_filters,
     document_signatures,
+    file_formats,
     input_files,
     preparation,
     preparation_report,
     preparation_source,
     shard_statistics,
+    text_losses,
     train_command,
 )
 from hlat.prepare.document_filters import FilterSettings
-from hlat.prepare.document_settings import HELDOUT, DocumentSettings
+from hlat.prepare.document_settings import DocumentSettings
+from hlat.prepare.input_files import SkippedFile
 from hlat.storage.data_file import is_remote
 from hlat.storage.progress_bar import format_bytes, print_line
 
@@ -92,7 +94,7 @@ def _build_parser() -> CommandLineParser:
         _EXAMPLES,
     )
     add = parser.add_argument
-    inputs = f"files, directories, URLs, data sets: {input_files.SUPPORTED_SUFFIXES}"
+    inputs = f"files, directories, URLs, data sets: {file_formats.SUPPORTED_FORMATS}"
     add("inputs", nargs="*", metavar="INPUT", help=inputs)
     output = "directory to write (default: data/NAME of INPUT)"
     add("--output", type=Path, metavar="DIR", help=output)
@@ -102,7 +104,9 @@ def _build_parser() -> CommandLineParser:
     cores, workers = os.cpu_count(), "processes (default: one per core)"
     add("--workers", type=parse_positive_int, default=cores, metavar="N", help=workers)
     _add_document_settings(parser)
-    add("--skip-damaged", action="store_true", help="skip and count damaged documents")
+    add("--skip-damaged", action="store_true", help="skip, count and list damaged documents")
+    lost = "fraction of the text that skip_damaged=true may lose (default: 0.01, no whole file)"
+    add("--max-lost", type=_parse_lost_fraction, metavar="X", help=lost)
     unsupported = "convert the supported files although most others are not"
     add("--skip-unsupported", action="store_true", help=unsupported)
     add("--inspect", metavar="PATH", help="print counts, sizes, tokens and samples")
@@ -116,6 +120,8 @@ def _add_document_settings(parser: CommandLineParser) -> None:
     add = parser.add_argument
     separator = r"text between the documents of text files, such as \n\n (default: one per file)"
     add("--separator", type=_parse_separator, metavar="TEXT", help=separator)
+    encoding = "encoding of text that is not Unicode, such as windows-1252 (default: it is damaged)"
+    add("--encoding", type=_parse_encoding, metavar="NAME", help=encoding)
     shortest, longest = "remove shorter documents", "remove longer documents"
     add("--min-chars", type=parse_positive_int, metavar="N", help=shortest)
     add("--max-chars", type=parse_positive_int, metavar="N", help=longest)
@@ -137,6 +143,14 @@ def _parse_separator(text: str) -> str:
     return separator
 
 
+def _parse_encoding(text: str) -> str:
+    try:
+        b"text".decode(text)
+        return codecs.lookup(text).name
+    except (LookupError, UnicodeError, ValueError) as error:
+        raise argparse.ArgumentTypeError(f"{text} is not an encoding of Python") from error
+
+
 def _parse_language(text: str) -> str:
     if not re.fullmatch(r"[a-z]{2,3}", text):
         raise argparse.ArgumentTypeError(f"{text} is not a language code such as en")
@@ -150,6 +164,13 @@ def _parse_fraction(text: str) -> float:
     return fraction
 
 
+def _parse_lost_fraction(text: str) -> float:
+    fraction = 0.0 if text == "0" else parse_number(text, integer=False, positive=True)
+    if fraction > 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a fraction of 1 or less")
+    return fraction
+
+
 def _find_usage_error(arguments: argparse.Namespace) -> str | None:
     """Return the problem of settings that are valid one by one but not together."""
     values = (arguments.inputs, arguments.inspect, arguments.verify)
@@ -158,12 +179,14 @@ def _find_usage_error(arguments: argparse.Namespace) -> str | None:
         return f"{' and '.join(given)} cannot be combined"
     needs_input = [
         *("output", "layout", "skip_damaged", "skip_unsupported", "separator", "min_chars"),
-        *("max_chars", "language", "filters", "dedup", "heldout", "seed"),
+        *("max_chars", "language", "filters", "dedup", "heldout", "seed", "encoding", "max_lost"),
     ]
     if given != ["INPUT"]:
         for name in needs_input:
             if getattr(arguments, name):
                 return f"{name}= needs INPUT"
+    if arguments.max_lost is not None and not arguments.skip_damaged:
+        return "max_lost= needs skip_damaged=true"
     if arguments.layout and not arguments.output:
         return "layout= needs output="
     if arguments.layout and arguments.heldout:
@@ -202,20 +225,26 @@ def _prepare(arguments: argparse.Namespace) -> int:
     if arguments.tokenizer:
         shard_statistics.load_encoder(arguments.tokenizer)
     output = (arguments.output or _choose_output(arguments.inputs[0])).expanduser().absolute()
-    skipped = Counter[str]()
+    skipped: list[SkippedFile] = []
     files = input_files.find_input_files(arguments.inputs, output, skipped)
-    problem = _format_skipped_files(skipped, len(files))
-    if skipped.total() > len(files) and not (arguments.layout or arguments.skip_unsupported):
-        raise ConfigError(f"{problem}; add skip_unsupported=true to convert the others")
+    records = text_losses.group_skipped(skipped)
+    lines = [*text_losses.format_skipped(records, len(files))]
+    num_unsupported = sum(one.reason != input_files.PREPARED_OUTPUT for one in skipped)
+    if num_unsupported > len(files) and not (arguments.layout or arguments.skip_unsupported):
+        remedy = "most files are skipped; add skip_unsupported=true to convert the others"
+        raise ConfigError(f"{remedy} ({file_formats.SUPPORTED_FORMATS})", *lines)
     sources, notes = preparation_source.plan_sources(
-        output, files, arguments.text_column, arguments.layout, skipped, settings
+        output, files, arguments.text_column, arguments.layout, records, settings
     )
-    for note in [problem, *notes] if skipped else notes:
-        print(note)
+    for line in [*lines, *notes]:
+        print_line(line)
     manifests = preparation.prepare_sources(
-        sources, arguments.workers, arguments.skip_damaged, print_line
+        sources, arguments.workers, arguments.skip_damaged, print_line, arguments.max_lost
     )
     if arguments.layout:
+        for manifest in manifests.values():
+            for line in text_losses.format_losses(manifest.lost, manifest.num_bytes_read):
+                print_line(line)
         print(f"train on it: {train_command.format_layout_command(output, arguments.layout)}")
         return ExitCode.FINISHED
     (source,) = sources
@@ -226,8 +255,6 @@ def _prepare(arguments: argparse.Namespace) -> int:
         print_line(line)
     print(f"report: {output / preparation_report.MARKDOWN_FILE}")
     counts = {name: manifest.totals["documents"] for name, manifest in manifests.items()}
-    if source.settings.heldout and counts[HELDOUT] < train_command.MIN_DOCUMENTS:
-        print(f"{counts[HELDOUT]} held-out documents are too few for a run; use a larger heldout=")
     command = train_command.format_train_command(source.targets, counts, arguments.tokenizer)
     print(f"train on it: {command}")
     return ExitCode.FINISHED
@@ -245,7 +272,12 @@ def _build_settings(arguments: argparse.Namespace) -> DocumentSettings:
         document_filters.parse_function_filters(arguments.filters or ()),
     )
     return DocumentSettings(
-        arguments.separator, filters, arguments.dedup, arguments.heldout, arguments.seed
+        arguments.separator,
+        arguments.encoding,
+        filters,
+        arguments.dedup,
+        arguments.heldout,
+        arguments.seed,
     )
 
 
@@ -258,16 +290,6 @@ def _choose_output(location: str) -> Path:
     if not Path(path).is_dir():
         name = name.partition(".")[0]
     return Path("data") / (re.sub(r"[^\w.-]+", "_", name).strip("._") or "texts")
-
-
-def _format_skipped_files(skipped: Counter[str], num_read: int) -> str:
-    """Return the number of files that are skipped, by suffix."""
-    ordered = sorted(skipped.items(), key=lambda item: (-item[1], item[0]))
-    suffixes = ", ".join(f"{count:,} {format_value(suffix)}" for suffix, count in ordered)
-    return (
-        f"{skipped.total():,} of {skipped.total() + num_read:,} files are skipped ({suffixes}); "
-        f"supported: {input_files.SUPPORTED_SUFFIXES}"
-    )
 
 
 def _verify(directory: Path) -> int:

@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
@@ -32,11 +33,13 @@ from hlat.prepare.document_filters import DocumentFilter
 from hlat.prepare.document_reader import DamagedDocument
 from hlat.prepare.document_settings import DocumentSettings
 from hlat.prepare.document_signatures import SignatureWriter
-from hlat.prepare.input_files import InputReader, detect_format
+from hlat.prepare.file_formats import parse_name
+from hlat.prepare.input_files import InputReader
+from hlat.prepare.text_losses import FileLosses, TextLoss
 from hlat.storage import durable_files
 from hlat.storage.data_file import DataFile
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Part of the hash that names a job; increased when the same inputs result in other shards."""
 TARGET_JOB_BYTES = 256 << 20
 """Estimated bytes of text that complete a job: many small files share shards, and are still
@@ -88,6 +91,11 @@ class JobReceipt:
     """Number of removed documents by filter."""
     removed_samples: dict[str, list[str]] = field(default_factory=dict)
     """Beginnings of some of them."""
+    lost: tuple[TextLoss, ...] = ()
+    encodings: dict[str, int] = field(default_factory=dict)
+    """Number of documents converted from other encodings than UTF-8."""
+    num_bytes_read: int = 0
+    """Bytes of text before filters."""
 
 
 def split_into_jobs(
@@ -112,8 +120,9 @@ def split_into_jobs(
 
 def estimate_text_bytes(file: DataFile) -> int:
     """Return the approximate bytes of text in a file."""
-    is_plain = detect_format(file.location) in (("lines", None), ("text", None))
-    return file.num_bytes * (1 if is_plain else COMPRESSION_RATIO)
+    name, codec = parse_name(file.location)
+    is_compressed = codec or name in ("parquet", "arrow")
+    return file.num_bytes * (COMPRESSION_RATIO if is_compressed else 1)
 
 
 def load_receipt(output_dir: Path) -> JobReceipt | None:
@@ -134,6 +143,9 @@ def load_receipt(output_dir: Path) -> JobReceipt | None:
             parse_records(IndexRecord, content["indices"]),
             parse_counts(content.get("removed", {})),
             dict(content.get("removed_samples", {})),
+            parse_records(TextLoss, content["lost"]),
+            parse_counts(content["encodings"]),
+            int(content["num_bytes_read"]),
         )
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path}: is not a receipt of hlat prepare ({error!r})") from error
@@ -150,15 +162,13 @@ def run_conversion_job(job: ConversionJob, on_progress: Callable[[int], None]) -
     """
 
     def write(directory: Path, writer: ArrowShardWriter) -> JobReceipt:
-        filters = DocumentFilter(job.settings.filters)
         with ExitStack() as stack:
             add = writer.add
             if job.settings.needs_signatures:
                 path, has_minhash = directory / SIGNATURE_FILE, job.settings.needs_minhash
                 signatures = stack.enter_context(SignatureWriter(path, has_minhash))
                 add = partial(_add_signed, writer, signatures)
-            records = [_convert_input(job, file, filters, add, on_progress) for file in job.inputs]
-        return JobReceipt(tuple(records), (), (), dict(filters.removed), filters.samples)
+            return _InputConverter(job, add, on_progress).convert()
 
     write_job_shards(job.output_dir, write)
 
@@ -194,37 +204,73 @@ def _add_signed(writer: ArrowShardWriter, signatures: SignatureWriter, document:
     signatures.add(document)
 
 
-def _convert_input(
-    job: ConversionJob,
-    input_file: DataFile,
-    filters: DocumentFilter,
-    add: Callable[[bytes], None],
-    on_progress: Callable[[int], None],
-) -> InputRecord:
-    counts = {"documents": 0, "text_bytes": 0, "empty": 0, "damaged": 0}
-    path = input_file.location
-    with InputReader(path, on_progress) as reader:
-        for document in document_reader.parse_documents(
-            reader, path, job.column, job.settings.separator
-        ):
-            if isinstance(document, DamagedDocument):
-                if not job.skip_damaged:
-                    raise ConfigError(
-                        f"{path}, {document.location}: {document.reason}; repair the file and run "
-                        "the same command again, or skip and count such documents with "
-                        "skip_damaged=true"
-                    )
-                counts["damaged"] += 1
-                continue
-            kept = filters.apply(document, path) if document else document
-            if kept:
-                add(kept)
-                counts["documents"] += 1
-                counts["text_bytes"] += len(kept)
-            elif kept is not None:
-                counts["empty"] += 1
-        on_progress(input_file.num_bytes - reader.num_bytes_read)
-    return InputRecord(path, input_file.num_bytes, input_file.version, **counts)
+class _InputConverter:
+    """Conversion of the documents of all input files of a job."""
+
+    def __init__(
+        self,
+        job: ConversionJob,
+        add: Callable[[bytes], None],
+        on_progress: Callable[[int], None],
+    ) -> None:
+        self._job, self._add, self._on_progress = job, add, on_progress
+        self._filters = DocumentFilter(job.settings.filters)
+        self._encodings: Counter[str] = Counter()
+        self._lost: list[TextLoss] = []
+        self._num_bytes_read = 0
+
+    def convert(self) -> JobReceipt:
+        """Return the receipt without shards."""
+        records = tuple(map(self._convert_file, self._job.inputs))
+        return JobReceipt(
+            records,
+            (),
+            (),
+            dict(self._filters.removed),
+            self._filters.samples,
+            tuple(self._lost),
+            dict(self._encodings),
+            self._num_bytes_read,
+        )
+
+    def _convert_file(self, input_file: DataFile) -> InputRecord:
+        counts = {"documents": 0, "text_bytes": 0, "empty": 0, "damaged": 0}
+        path, settings = input_file.location, self._job.settings
+        losses, num_read = FileLosses(path), 0
+        with InputReader(path, self._on_progress) as reader:
+            for document in document_reader.parse_documents(
+                reader,
+                path,
+                self._job.column,
+                settings.separator,
+                settings.encoding,
+                self._encodings,
+            ):
+                if isinstance(document, DamagedDocument):
+                    self._validate_skipped(path, document)
+                    losses.add(document)
+                    counts["damaged"] += document.num_documents
+                    continue
+                num_read += bool(document)
+                self._num_bytes_read += len(document)
+                kept = self._filters.apply(document, path) if document else document
+                if kept:
+                    self._add(kept)
+                    counts["documents"] += 1
+                    counts["text_bytes"] += len(kept)
+                elif kept is not None:
+                    counts["empty"] += 1
+            self._on_progress(input_file.num_bytes - reader.num_bytes_read)
+        self._lost += losses.finish(num_read)
+        return InputRecord(path, input_file.num_bytes, input_file.version, **counts)
+
+    def _validate_skipped(self, path: str, document: DamagedDocument) -> None:
+        """Raise ConfigError for a damaged document unless skip_damaged=true."""
+        if not self._job.skip_damaged:
+            raise ConfigError(
+                f"{path}, {document.location}: {document.reason}; repair the file and run the same "
+                "command again, or skip and count such documents with skip_damaged=true"
+            )
 
 
 def _write_row_indices(directory: Path, shards: Iterable[ShardRecord]) -> Iterator[IndexRecord]:

@@ -18,7 +18,7 @@ from hlat.data.arrow_dataset import ArrowDataset
 from hlat.data.token_encoders import ReferenceEncoder
 from hlat.data.tokenizer import EMBEDDED_FILE, parse_tokenizer
 from hlat.data.tokenizer_probe import MAX_TOKENIZER_BYTES
-from hlat.prepare import arrow_shards, corpus_manifest, document_reader, input_files
+from hlat.prepare import arrow_shards, corpus_manifest, document_reader, file_formats, input_files
 from hlat.prepare.corpus_manifest import CorpusManifest
 from hlat.prepare.document_reader import DamagedDocument
 from hlat.prepare.input_files import InputReader
@@ -95,7 +95,7 @@ def _sample_documents(corpus: ArrowDataset) -> tuple[str, ...]:
 
 def _is_mappable(file: DataFile, column: str) -> bool:
     """Return True if the file contains uncompressed Arrow buffers, which need not be read."""
-    if file.is_remote or input_files.detect_format(file.location) != ("arrow", None):
+    if file.is_remote or file_formats.parse_name(file.location) != ("arrow", None):
         return False
     try:
         if row_index.find_row_index(file, column) is None:
@@ -158,7 +158,7 @@ def _extrapolate(
 
 
 def _get_format(input_file: DataFile) -> str:
-    return str(input_files.detect_format(input_file.location))
+    return str(file_formats.parse_name(input_file.location))
 
 
 def _compute_spaced_indices(count: int, max_count: int = MAX_SAMPLE_DOCUMENTS) -> list[int]:
@@ -193,7 +193,7 @@ class _FileSample:
 
 def _count_parquet_rows(files: Sequence[DataFile]) -> int | None:
     """Return the number of rows in the footers of Parquet files; None for other files."""
-    if any(input_files.detect_format(file.location) != ("parquet", None) for file in files):
+    if any(file_formats.parse_name(file.location) != ("parquet", None) for file in files):
         return None
     num_rows = 0
     try:

@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from hlat.config.config_errors import ConfigError
-from hlat.prepare.input_files import is_text_file
+from hlat.prepare.file_formats import is_data_file
 from hlat.storage.data_file import DataFile
 
 
@@ -63,5 +63,5 @@ def assign_sources(
             f"layout={name}: none of {len(unmatched)} files, such as {unmatched[0].location}, "
             f"matches {patterns}; specify the directory of the corpus, or omit layout="
         )
-    data = [file for file in unmatched if not is_text_file(file.location)]
+    data = [file for file in unmatched if is_data_file(file.location)]
     return {source: files for source, files in assigned.items() if files}, data

@@ -6,6 +6,7 @@ and the number of omitted documents, which the shards do not contain.
 
 import json
 import os
+import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path, PurePath
@@ -14,12 +15,14 @@ from typing import Any, TypeVar
 from hlat.config.config_errors import ConfigError
 from hlat.config.untrusted_files import format_value
 from hlat.prepare.arrow_shards import ShardRecord
+from hlat.prepare.text_losses import SkippedRecord, TextLoss
 from hlat.storage import durable_files
 from hlat.storage.bounded_files import load_json
 from hlat.storage.progress_bar import ProgressBar
 
 FORMAT_VERSION = 1
 MANIFEST_FILE = "manifest.json"
+_SURROGATES = re.compile("[\ud800-\udfff]")
 WORK_DIR = ".preparing"
 """Directory of unfinished work, hidden so that globs do not match its shards."""
 
@@ -61,12 +64,16 @@ class CorpusManifest:
     files: tuple[ShardRecord, ...]
     indices: tuple[IndexRecord, ...]
     inputs: tuple[InputRecord, ...]
-    skipped: dict[str, int] = field(default_factory=dict)
-    """Number of files without documents beside the inputs, by suffix."""
+    skipped_files: tuple[SkippedRecord, ...] = ()
     settings: dict[str, Any] = field(default_factory=dict)
     """Settings that determine the documents (`DocumentSettings.to_json`)."""
     removed: dict[str, int] = field(default_factory=dict)
     """Number of documents removed by each filter and as duplicates."""
+    lost: tuple[TextLoss, ...] = ()
+    encodings: dict[str, int] = field(default_factory=dict)
+    """Number of documents converted from other encodings than UTF-8."""
+    num_bytes_read: int = 0
+    """Bytes of text of the inputs before filters, without lost text."""
 
     @property
     def records(self) -> tuple[ShardRecord | IndexRecord, ...]:
@@ -89,7 +96,9 @@ def write_json(path: Path, content: object) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.unlink(missing_ok=True)
     text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
-    durable_files.write_file(temporary, [text.encode()])
+    # File names that are not UTF-8 are surrogates, which JSON can only escape
+    escaped = _SURROGATES.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+    durable_files.write_file(temporary, [escaped.encode()])
     durable_files.rename_durably(temporary, path)
 
 
@@ -120,7 +129,7 @@ def load_work_file(path: Path) -> dict[str, Any]:
     return content
 
 
-_Record = TypeVar("_Record", InputRecord, ShardRecord, IndexRecord)
+_Record = TypeVar("_Record", InputRecord, ShardRecord, IndexRecord, SkippedRecord, TextLoss)
 
 
 def parse_records(schema: type[_Record], records: Any) -> tuple[_Record, ...]:
@@ -164,9 +173,12 @@ def load_corpus_manifest(directory: Path) -> CorpusManifest | None:
             files=parse_records(ShardRecord, content["files"]),
             indices=parse_records(IndexRecord, content["indices"]),
             inputs=parse_records(InputRecord, content["inputs"]),
-            skipped=parse_counts(content.get("skipped", {})),
+            skipped_files=parse_records(SkippedRecord, content.get("skipped_files", ())),
             settings=dict(content.get("settings", {})),
             removed=parse_counts(content.get("removed", {})),
+            lost=parse_records(TextLoss, content.get("lost", ())),
+            encodings=parse_counts(content.get("encodings", {})),
+            num_bytes_read=int(content.get("num_bytes_read", 0)),
         )
     except (FileNotFoundError, NotADirectoryError):
         return None

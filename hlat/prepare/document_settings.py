@@ -15,6 +15,8 @@ class DocumentSettings:
 
     separator: str | None = None
     """Text between the documents of text files; None: a file is one document."""
+    encoding: str | None = None
+    """Encoding of text that is not UTF-8, UTF-16 or UTF-32; None: such documents are damaged."""
     filters: FilterSettings = field(default_factory=FilterSettings)
     dedup: str | None = None
     """`exact` or `minhash`; None: keep duplicates."""
@@ -37,6 +39,7 @@ class DocumentSettings:
         """Return the settings of the command line that are set."""
         settings = {
             "separator": self.separator,
+            "encoding": self.encoding,
             **self.filters.to_json(),
             "dedup": self.dedup,
             "heldout": self.heldout,

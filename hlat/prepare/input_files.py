@@ -1,7 +1,8 @@
 """Discovery and reading of document files in local directories and object stores.
 
 Downloaded corpora also contain cards and lists, and saved data sets contain caches. Document files
-are selected by name, so that the complete list is known before any of them is read.
+are selected by name, and by content if the name does not state a format, so that the complete list
+is known before any of them is converted.
 """
 
 import glob
@@ -9,8 +10,9 @@ import io
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
@@ -19,37 +21,14 @@ from fsspec.implementations.local import LocalFileSystem
 from hlat.config.config_errors import ConfigError
 from hlat.data import source_files
 from hlat.prepare import hub_datasets
+from hlat.prepare.file_formats import SUPPORTED_FORMATS, detect_format, is_data_file, parse_name
 from hlat.storage import remote_files
 from hlat.storage.bounded_files import load_json, parse_json, validate_size
 from hlat.storage.data_file import DataFile, is_remote
 from hlat.storage.storage_protocols import open_filesystem
 
-COMPRESSION_CODECS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz"}
-TEXT_SUFFIXES = frozenset(
-    {
-        *(".txt", ".text", ".md", ".markdown", ".rst", ".adoc", ".org", ".tex", ".html"),
-        *(".htm"),
-        *(".py", ".pyi", ".c", ".h", ".cc", ".cpp", ".cxx", ".hpp", ".hh", ".cu", ".cuh"),
-        *(".java", ".kt", ".kts", ".scala", ".groovy", ".clj", ".go", ".rs", ".zig", ".nim"),
-        *(".js", ".jsx", ".mjs", ".ts", ".tsx", ".vue", ".svelte", ".css", ".scss", ".rb"),
-        *(".php", ".pl", ".pm", ".lua", ".r", ".jl", ".swift", ".m", ".mm", ".cs", ".fs"),
-        *(".vb", ".hs", ".ml", ".mli", ".ex", ".exs", ".erl", ".dart", ".lisp", ".el", ".scm"),
-        *(".f90", ".f", ".asm", ".s", ".v", ".sv", ".vhd", ".sh", ".bash", ".zsh", ".fish"),
-        *(".ps1", ".sql", ".proto", ".thrift", ".cmake", ".mk", ".gradle", ".tf", ".yaml"),
-        *(".yml", ".toml", ".ini", ".cfg"),
-    }
-)
-"""Suffixes of prose and source code."""
-FILE_FORMATS = {
-    **dict.fromkeys(TEXT_SUFFIXES, "text"),
-    **dict.fromkeys((".jsonl", ".ndjson", ".json"), "lines"),
-    ".parquet": "parquet",
-    ".arrow": "arrow",
-}
-SUPPORTED_SUFFIXES = (
-    ".txt, .md, source code, .jsonl, .json, .ndjson, .parquet, .arrow (also .gz, .zst, .bz2, .xz)"
-)
-
+PREPARED_OUTPUT = "output of hlat prepare"
+"""Reason to skip a file."""
 _METADATA_FILES = frozenset(
     {
         *("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"),
@@ -58,35 +37,24 @@ _METADATA_FILES = frozenset(
 )
 
 
-def detect_format(path: str) -> tuple[str, str | None] | None:
-    """Return the format (`text`, `lines`, `parquet` or `arrow`) and codec of a file by its name.
+@dataclass(frozen=True)
+class SkippedFile:
+    """Matching file that is not an input."""
 
-    Files with only the suffix of a codec are lines, as in newer versions of peS2o. Returns None for
-    other files.
-    """
-    *_, inner, last = "", "", *PurePosixPath(path).suffixes
-    if file_format := FILE_FORMATS.get(last.lower()):
-        return file_format, None
-    codec = COMPRESSION_CODECS.get(last.lower())
-    file_format = FILE_FORMATS.get(inner.lower()) if inner else "lines"
-    return (file_format, codec) if codec and file_format else None
-
-
-def is_text_file(path: str) -> bool:
-    """Return True for plain text and source code, whose files are documents as a whole."""
-    detected = detect_format(path)
-    return detected is not None and detected[0] == "text"
+    path: str
+    num_bytes: int
+    reason: str
 
 
 def find_input_files(
     patterns: Iterable[str],
     output_dir: Path | None = None,
-    skipped: Counter[str] | None = None,
+    skipped: list[SkippedFile] | None = None,
 ) -> list[DataFile]:
     """Return the distinct files that match paths, directories, globs, URLs and data sets by path.
 
-    The files of `output_dir`, the directory that is being prepared, are ignored. Other files that
-    match and are not documents are counted by suffix in `skipped`.
+    Other files that match are added to `skipped`: those of `output_dir`, the directory that is
+    being prepared, those of prepared directories within a directory, and files without documents.
 
     Raises:
         ConfigError: With all problems: no match, no supported file, no access, or a file and its
@@ -94,44 +62,54 @@ def find_input_files(
     """
     inputs: dict[str, DataFile] = {}
     problems: list[str] = []
+    others: dict[str, SkippedFile] = {}
     for pattern in patterns:
+        listed: list[SkippedFile] = []
         try:
-            matches = _match_pattern(pattern, Counter() if skipped is None else skipped)
+            matches = _match_pattern(pattern, listed)
         except ConfigError as error:
             problems.extend(error.problems)
             continue
         prefix = None if output_dir is None else f"{output_dir.absolute()}/"
-        outside = {
-            file.location: file
-            for file in matches
-            if not prefix or not file.location.startswith(prefix)
-        }
-        if matches and not outside:
+        for file in matches:
+            if prefix and file.location.startswith(prefix):
+                listed.append(SkippedFile(file.location, file.num_bytes, PREPARED_OUTPUT))
+            else:
+                inputs[file.location] = file
+        if matches and all(file.location not in inputs for file in matches):
             problems.append(f"{pattern}: is in output={output_dir}; choose another directory")
         if not matches:
-            problems.append(f"{pattern}: contains no document file ({SUPPORTED_SUFFIXES})")
-        inputs.update(outside)
+            problems.append(_format_no_match(pattern, listed))
+        others |= {file.path: file for file in listed}
     problems += _find_duplicates(inputs)
     if problems:
         raise ConfigError(*problems)
+    if skipped is not None:
+        skipped += [file for path, file in sorted(others.items()) if path not in inputs]
     return sorted(inputs.values(), key=lambda file: file.location)
+
+
+def _format_no_match(pattern: str, listed: Sequence[SkippedFile]) -> str:
+    reasons = Counter(file.reason for file in listed).most_common()
+    counts = ", ".join(f"{count:,} {reason}" for reason, count in reasons)
+    found = f"; it contains {counts}" if counts else ""
+    return f"{pattern}: contains no document file ({SUPPORTED_FORMATS}){found}"
 
 
 def _find_duplicates(paths: Iterable[str]) -> Iterator[str]:
     """Yield a problem for each file with a compressed copy."""
     first: dict[str, str] = {}
     for path in sorted(paths):
-        detected = detect_format(path)
-        is_compressed = detected is not None and detected[1] is not None
-        stem = path.removesuffix(PurePosixPath(path).suffix) if is_compressed else path
+        _, codec = parse_name(path)
+        stem = path.removesuffix(PurePosixPath(path).suffix) if codec else path
         other = first.setdefault(stem, path)
         if other != path:
             yield f"{other} and {path}: the same documents, by their names; omit one of them"
 
 
-def _match_pattern(pattern: str, skipped: Counter[str]) -> list[DataFile]:
-    if not detect_format(pattern) and (dataset_id := hub_datasets.find_dataset_id(pattern)):
-        return _list_dataset(pattern, dataset_id)
+def _match_pattern(pattern: str, skipped: list[SkippedFile]) -> list[DataFile]:
+    if parse_name(pattern) == (None, None) and (dataset := hub_datasets.find_dataset_id(pattern)):
+        return _list_dataset(pattern, dataset)
     with _translate_errors(pattern, "read"):
         system, path = open_filesystem(pattern)
     with _translate_errors(pattern, "listed"):
@@ -145,8 +123,8 @@ def _list_dataset(pattern: str, dataset_id: str) -> list[DataFile]:
     with _translate_errors(label, "listed"):
         filesystem, _ = open_filesystem(url)
         paths = hub_datasets.list_dataset_files(filesystem, dataset_id)
-        data = [path for path in paths if detect_format(path) and not is_text_file(path)]
-        files = data or [path for path in paths if is_text_file(path)]
+        data = [path for path in paths if is_data_file(path)]
+        files = data or [path for path in paths if parse_name(path)[0] == "text"]
         names = [path for path in files if PurePosixPath(path).name not in _METADATA_FILES]
         return [_build_data_file(filesystem, name) for name in names]
 
@@ -164,7 +142,9 @@ def _translate_errors(path: str, participle: str) -> Iterator[None]:
         raise ConfigError(f"{path}: cannot be {participle} ({reason})") from error
 
 
-def _list_matches(system: Any, path: str, pattern: str, skipped: Counter[str]) -> list[DataFile]:
+def _list_matches(
+    system: Any, path: str, pattern: str, skipped: list[SkippedFile]
+) -> list[DataFile]:
     if system.exists(path):
         names = [path]
     elif glob.has_magic(path):
@@ -175,21 +155,46 @@ def _list_matches(system: Any, path: str, pattern: str, skipped: Counter[str]) -
     inputs = []
     for name in names:
         if system.isdir(name):
-            documents = _list_documents(system, name, skipped)
-            inputs += [_build_data_file(system, file) for file in documents]
-        elif detect_format(name):
-            inputs.append(_build_data_file(system, name))
-        elif names == [path]:
-            raise ConfigError(f"{pattern}: has an unknown suffix; supported: {SUPPORTED_SUFFIXES}")
-        else:
-            skipped[get_suffix(name)] += 1
+            documents = _list_documents(system, name, skipped, is_input=names == [path])
+            inputs += _select_documents(system, documents, skipped)
+            continue
+        found = _select_documents(system, [name], skipped)
+        if not found and names == [path]:
+            raise ConfigError(f"{pattern}: is {skipped[-1].reason}; supported: {SUPPORTED_FORMATS}")
+        inputs += found
     return inputs
 
 
-def _list_documents(system: Any, directory: str, skipped: Counter[str]) -> list[str]:
-    """Return the document files below a directory, without hidden files, metadata and caches.
+def _select_documents(
+    system: Any, names: Iterable[str], skipped: list[SkippedFile]
+) -> list[DataFile]:
+    """Return the files with documents, by content if the name does not state the format.
 
-    Count the other files by suffix in `skipped`.
+    Add the other files to `skipped`.
+    """
+    inputs = []
+    for name in names:
+        file_format, _ = parse_name(name)
+        if file_format is None and not system.isfile(name):
+            skipped.append(SkippedFile(name, 0, "no regular file"))
+            continue
+        file = _build_data_file(system, name)
+        if file_format is None or file_format == "table":
+            with InputReader(file.location) as reader:
+                problem = detect_format(reader, file.location).problem
+            if problem:
+                skipped.append(SkippedFile(file.location, file.num_bytes, problem))
+                continue
+        inputs.append(file)
+    return inputs
+
+
+def _list_documents(
+    system: Any, directory: str, skipped: list[SkippedFile], is_input: bool
+) -> list[str]:
+    """Return the files below a directory without hidden files, metadata and caches.
+
+    Add those of prepared directories to `skipped`, except `directory` itself with `is_input`.
     """
     files_by_parent: dict[str, set[str]] = {}
     for path in system.find(directory):
@@ -205,17 +210,22 @@ def _list_documents(system: Any, directory: str, skipped: Counter[str]) -> list[
             if not isinstance(state, dict):
                 raise ConfigError(f"{parent}/state.json: is not an object; save the dataset again")
             names = set(source_files.list_saved_dataset_files(parent, names, state))
-        names -= _METADATA_FILES
-        paths += [f"{parent}/{name}" for name in names if detect_format(name)]
-        skipped.update(get_suffix(name) for name in names if not detect_format(name))
+        found = [f"{parent}/{name}" for name in names - _METADATA_FILES]
+        is_included = is_input and parent.rstrip("/") == directory.rstrip("/")
+        if "manifest.json" in names and not is_included and _is_prepared(system, parent):
+            skipped += [SkippedFile(path, system.size(path), PREPARED_OUTPUT) for path in found]
+        else:
+            paths += found
     return paths
 
 
-def get_suffix(name: str) -> str:
-    """Return the suffix of a file name, with that before the suffix of a codec."""
-    suffixes = PurePosixPath(name).suffixes
-    count = 2 if suffixes and suffixes[-1].lower() in COMPRESSION_CODECS else 1
-    return "".join(suffixes[-count:]).lower() or "no suffix"
+def _is_prepared(system: Any, directory: str) -> bool:
+    """Return True if a directory has a manifest of hlat prepare."""
+    try:
+        manifest = _load_json(system, f"{directory}/manifest.json")
+    except ConfigError:
+        return False
+    return isinstance(manifest, dict) and {"format", "input_column", "files"} <= manifest.keys()
 
 
 def _is_hidden(path: str, directory: str) -> bool:

@@ -15,12 +15,10 @@ from hlat.config.config_errors import ConfigError
 from hlat.prepare import conversion_job, corpus_manifest, job_pool
 from hlat.prepare.conversion_job import ConversionJob
 from hlat.prepare.corpus_manifest import CorpusManifest, write_json
-from hlat.prepare.preparation_output import complete_source, undo_moves
+from hlat.prepare.preparation_output import SETTINGS_FILE, complete_source, undo_moves
 from hlat.prepare.preparation_source import PreparationSource
 from hlat.storage import durable_files
 from hlat.storage.progress_bar import ProgressBar, format_bytes
-
-_SETTINGS_FILE = "settings.json"
 
 
 def prepare_sources(
@@ -28,6 +26,7 @@ def prepare_sources(
     num_workers: int,
     skip_damaged: bool,
     print_line: Callable[[str], None],
+    max_lost: float | None = None,
 ) -> dict[str, CorpusManifest]:
     """Prepare the directory of each source unless it is complete.
 
@@ -35,7 +34,8 @@ def prepare_sources(
     their source. Finished jobs are kept if an exception is raised.
 
     Raises:
-        ConfigError: If an input cannot be read or is damaged, or a directory has other contents.
+        ConfigError: If an input cannot be read or is damaged, more text is lost than `max_lost`
+            allows, or a directory has other contents.
         OSError: If writing fails.
     """
     manifests: dict[str, CorpusManifest] = {}
@@ -51,7 +51,7 @@ def prepare_sources(
                 print_line(
                     f"{source.targets[name]}: is complete already; {format_summary(manifest)}"
                 )
-        for source, new in _convert_sources(unfinished, num_workers, skip_damaged):
+        for source, new in _convert_sources(unfinished, num_workers, skip_damaged, max_lost):
             for name, manifest in new.items():
                 manifests[name] = manifest
                 print_line(f"{source.targets[name]}: {format_summary(manifest)}")
@@ -143,7 +143,7 @@ def _lock_work_dir(source: PreparationSource) -> Iterator[None]:
         ) from error
     with (source.work_dir / "lock").open("w") as lock:
         _acquire_lock(source, lock)
-        settings = source.work_dir / _SETTINGS_FILE
+        settings = source.work_dir / SETTINGS_FILE
         receipts = f"*/{conversion_job.RECEIPT_FILE}"
         if settings.is_file() and any(source.work_dir.glob(receipts)):
             _validate_settings(source, corpus_manifest.load_work_file(settings))
@@ -176,7 +176,10 @@ def _remove_unfinished_jobs(source: PreparationSource) -> None:
 
 
 def _convert_sources(
-    sources: Sequence[PreparationSource], num_workers: int, skip_damaged: bool
+    sources: Sequence[PreparationSource],
+    num_workers: int,
+    skip_damaged: bool,
+    max_lost: float | None,
 ) -> Iterator[tuple[PreparationSource, dict[str, CorpusManifest]]]:
     """Run the unfinished jobs, the largest first, and complete each source after its last job."""
     split = conversion_job.split_into_jobs
@@ -187,7 +190,7 @@ def _convert_sources(
     remaining = {one: [job for job in jobs[one] if not _is_finished(job)] for one in sources}
     for source in sources:
         if not remaining[source]:
-            yield source, complete_source(source, jobs[source], num_workers)
+            yield source, complete_source(source, jobs[source], num_workers, max_lost)
     unfinished = [job for some in remaining.values() for job in some]
     if not unfinished:
         return
@@ -201,7 +204,7 @@ def _convert_sources(
             source = next(one for one in sources if one.work_dir == job.work_dir)
             remaining[source].remove(job)
             if not remaining[source]:
-                yield source, complete_source(source, jobs[source], num_workers)
+                yield source, complete_source(source, jobs[source], num_workers, max_lost)
 
 
 def _is_finished(job: ConversionJob) -> bool:

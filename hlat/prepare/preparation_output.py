@@ -20,10 +20,11 @@ from hlat.prepare import (
     corpus_manifest,
     document_selection,
     job_pool,
+    text_losses,
 )
 from hlat.prepare.arrow_shards import ShardRecord
 from hlat.prepare.conversion_job import ConversionJob, JobReceipt
-from hlat.prepare.corpus_manifest import CorpusManifest, IndexRecord, InputRecord, write_json
+from hlat.prepare.corpus_manifest import CorpusManifest, IndexRecord, write_json
 from hlat.prepare.document_selection import Selection, SelectionJob
 from hlat.prepare.document_settings import TRAIN
 from hlat.prepare.preparation_source import PreparationSource
@@ -34,22 +35,29 @@ REPORT_DIR = ".report"
 """Directory of intermediate results of the report, hidden as the work directory is."""
 REMOVED_FILE = "removed.json"
 """File in `REPORT_DIR` with samples of removed documents."""
+SETTINGS_FILE = "settings.json"
+"""File in the work directory with the settings that finished jobs require."""
 _MOVES_FILE = "moves.json"
 
 
 def complete_source(
-    source: PreparationSource, jobs: Sequence[ConversionJob], num_workers: int
+    source: PreparationSource,
+    jobs: Sequence[ConversionJob],
+    num_workers: int,
+    max_lost: float | None = None,
 ) -> dict[str, CorpusManifest]:
-    """Select documents if necessary, rename the shards of all jobs, and write the manifests."""
+    """Select documents if necessary, rename the shards of all jobs, and write the manifests.
+
+    Raises:
+        ConfigError: If there is no document, or more text is lost than `max_lost` allows. Finished
+            jobs are kept in the second case.
+    """
     job_dirs = [job.output_dir for job in jobs]
     receipts = _load_receipts(job_dirs)
-    removed: Counter[str] = Counter()
-    for receipt in receipts:
-        removed.update(receipt.removed)
-    inputs = tuple(record for receipt in receipts for record in receipt.inputs)
-    if not any(record.documents for record in inputs):
-        raise _build_no_documents_error(source, inputs, removed)
+    summary = _summarize_receipts(source, receipts)
+    _validate_summary(source, summary, max_lost)
     shard_dirs, selection = {source.name: job_dirs}, None
+    removed = Counter(summary.removed)
     if source.settings.needs_signatures:
         shard_dirs, selection = _select_documents(source, job_dirs, receipts, num_workers)
         removed.update(selection.removed)
@@ -58,19 +66,19 @@ def complete_source(
     for name, directories in shard_dirs.items():
         files, indices, renamed = _number_shards(source, source.targets[name], directories)
         moves |= renamed
-        manifests[name] = CorpusManifest(
-            source=name,
-            layout=source.layout,
-            input_column=source.column,
-            files=files,
-            indices=indices,
-            inputs=inputs,
-            skipped=dict(source.skipped),
-            settings=source.settings.to_json(),
-            removed=dict(removed),
+        manifests[name] = replace(
+            summary, source=name, files=files, indices=indices, removed=dict(removed)
         )
     _validate_targets(source, manifests)
     _write_removed_samples(source, receipts, selection)
+    _publish(source, manifests, moves)
+    return manifests
+
+
+def _publish(
+    source: PreparationSource, manifests: Mapping[str, CorpusManifest], moves: Mapping[str, str]
+) -> None:
+    """Rename the shards, write the manifests, and remove the jobs."""
     write_json(source.work_dir / _MOVES_FILE, moves)
     for directory in source.targets.values():
         durable_files.make_directory(directory)
@@ -81,7 +89,6 @@ def complete_source(
     for name, manifest in manifests.items():
         corpus_manifest.write_corpus_manifest(source.targets[name], manifest, source.work_dir)
     shutil.rmtree(source.work_dir)
-    return manifests
 
 
 def _load_receipts(job_dirs: Iterable[Path]) -> list[JobReceipt]:
@@ -89,21 +96,55 @@ def _load_receipts(job_dirs: Iterable[Path]) -> list[JobReceipt]:
     return [receipt for receipt in receipts if receipt is not None]
 
 
-def _build_no_documents_error(
-    source: PreparationSource, inputs: Iterable[InputRecord], removed: Mapping[str, int]
-) -> ConfigError:
-    """Return the error for inputs without a document after all filters, and remove the jobs."""
-    shutil.rmtree(source.work_dir)
-    counts = {
-        "empty": sum(record.empty for record in inputs),
-        "damaged": sum(record.damaged for record in inputs),
-        **{f"removed by {name}": count for name, count in removed.items()},
-    }
-    listed = ", ".join(f"{count:,} {name}" for name, count in counts.items())
-    settings = "the filters" if removed else f"text_column={source.column}"
-    return ConfigError(
-        f"{source.directory}: its inputs contain no document ({listed}); check {settings}"
+def _summarize_receipts(
+    source: PreparationSource, receipts: Sequence[JobReceipt]
+) -> CorpusManifest:
+    """Return a manifest without shards."""
+    removed: Counter[str] = Counter()
+    encodings: Counter[str] = Counter()
+    for receipt in receipts:
+        removed.update(receipt.removed)
+        encodings.update(receipt.encodings)
+    return CorpusManifest(
+        source=source.name,
+        layout=source.layout,
+        input_column=source.column,
+        files=(),
+        indices=(),
+        inputs=tuple(record for receipt in receipts for record in receipt.inputs),
+        skipped_files=source.skipped,
+        settings=source.settings.to_json(),
+        removed=dict(removed),
+        lost=tuple(loss for receipt in receipts for loss in receipt.lost),
+        encodings=dict(encodings),
+        num_bytes_read=sum(receipt.num_bytes_read for receipt in receipts),
     )
+
+
+def _validate_summary(
+    source: PreparationSource, summary: CorpusManifest, max_lost: float | None
+) -> None:
+    """Raise ConfigError if there is no document, which removes the jobs, or too much lost text."""
+    if not any(record.documents for record in summary.inputs):
+        shutil.rmtree(source.work_dir)
+        totals = summary.totals
+        counts = {
+            **{name: totals[name] for name in ("empty", "damaged")},
+            **{f"removed by {name}": count for name, count in summary.removed.items()},
+        }
+        listed = ", ".join(f"{count:,} {name}" for name, count in counts.items())
+        settings = "the filters" if summary.removed else f"text_column={source.column}"
+        raise ConfigError(
+            f"{source.directory}: its inputs contain no document ({listed}); check {settings}",
+            *text_losses.format_losses(summary.lost, summary.num_bytes_read),
+        )
+    try:
+        text_losses.validate_losses(
+            str(source.directory), summary.lost, summary.num_bytes_read, max_lost
+        )
+    except ConfigError:
+        (source.work_dir / SETTINGS_FILE).unlink()  # the remedy may be another setting
+        raise
 
 
 def _validate_targets(source: PreparationSource, manifests: Mapping[str, CorpusManifest]) -> None:

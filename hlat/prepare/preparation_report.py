@@ -9,6 +9,7 @@ import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +17,19 @@ import numpy as np
 
 from hlat.config.config_errors import ConfigError
 from hlat.config.untrusted_files import format_value
-from hlat.prepare import input_files, job_pool, shard_statistics
+from hlat.data.tokenizer_round_trip import LostText, merge_lost_text
+from hlat.prepare import file_formats, job_pool, shard_statistics, text_losses
 from hlat.prepare.corpus_manifest import CorpusManifest, load_work_file, write_json
 from hlat.prepare.preparation_output import REMOVED_FILE, REPORT_DIR
 from hlat.prepare.preparation_source import PreparationSource
 from hlat.prepare.shard_statistics import StatisticsJob
+from hlat.prepare.text_losses import TextLoss
 from hlat.storage import durable_files
 from hlat.storage.progress_bar import ProgressBar, format_bytes
 
 JSON_FILE = "prepare_report.json"
 MARKDOWN_FILE = "prepare_report.md"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 _BAR_WIDTH = 30
 _MAX_SUFFIXES = 12
 
@@ -71,7 +74,8 @@ def write_report(
         "removed_samples": _load_removed_samples(work_dir, path),
     }
     markdown = "\n".join(_format_markdown(report)) + "\n"
-    durable_files.replace_file(source.directory / MARKDOWN_FILE, markdown.encode(), durable=True)
+    content = markdown.encode("utf-8", "backslashreplace")  # file names may be no UTF-8
+    durable_files.replace_file(source.directory / MARKDOWN_FILE, content, durable=True)
     write_json(path, report)
     shutil.rmtree(work_dir)
     return report
@@ -124,20 +128,21 @@ def _summarize_inputs(source: PreparationSource, manifest: CorpusManifest) -> di
     by_suffix: dict[str, dict[str, int]] = {}
     for record in manifest.inputs:
         counts = by_suffix.setdefault(
-            input_files.get_suffix(record.path), {"files": 0, "documents": 0, "text_bytes": 0}
+            file_formats.get_suffix(record.path), {"files": 0, "documents": 0, "text_bytes": 0}
         )
         counts["files"] += 1
         counts["documents"] += record.documents
         counts["text_bytes"] += record.text_bytes
-    totals = manifest.totals
     return {
         "files": len(manifest.inputs),
         "bytes": sum(record.bytes for record in manifest.inputs),
         "by_suffix": dict(sorted(by_suffix.items(), key=lambda item: -item[1]["text_bytes"])),
-        "skipped_files": dict(source.skipped),
-        "empty": totals["empty"],
-        "damaged": totals["damaged"],
+        "skipped_files": [asdict(record) for record in source.skipped],
+        "empty": manifest.totals["empty"],
         "removed": manifest.removed,
+        "lost": [asdict(loss) for loss in manifest.lost],
+        "encodings": manifest.encodings,
+        "text_bytes": manifest.num_bytes_read,
     }
 
 
@@ -156,6 +161,7 @@ def _summarize_source(
         "text_bytes": totals["text_bytes"],
         "longest_bytes": max(shard.longest_bytes for shard in manifest.files),
         "tokens": sum(r["tokens"] for r in results) if results[0]["tokens"] is not None else None,
+        "lost_text": [r["lost_text"] for r in results if r["lost_text"] is not None],
         "exact_duplicates": len(digests) - len(np.unique(digests)),
         "histogram": [
             {"below_bytes": bound, "documents": int(count), "text_bytes": int(size)}
@@ -185,11 +191,23 @@ def _load_removed_samples(work_dir: Path, previous_report: Path) -> dict[str, An
 
 
 def format_summary(report: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines for the screen: a table of sources, removed documents and a histogram."""
+    """Yield the lines for the screen: lost text, sources, removed documents and a histogram."""
+    inputs = report["inputs"]
+    yield f"read: {inputs['files']:,} files, {format_bytes(inputs['bytes'])}"
+    yield from _list_losses(inputs)
+    yield ""
     yield from _format_table(_list_source_rows(report))
+    yield from _list_lost_text(report)
     yield from _list_removed(report)
     yield ""
     yield from _format_table(_list_histogram_rows(report))
+
+
+def _list_losses(inputs: Mapping[str, Any], **limit: int) -> Iterator[str]:
+    """Yield lines on converted and on lost documents."""
+    yield from text_losses.format_encodings(inputs["encodings"])
+    losses = [TextLoss(**loss) for loss in inputs["lost"]]
+    yield from text_losses.format_losses(losses, inputs["text_bytes"], **limit)
 
 
 def _list_source_rows(report: Mapping[str, Any]) -> list[tuple[str, ...]]:
@@ -212,10 +230,18 @@ def _list_source_rows(report: Mapping[str, Any]) -> list[tuple[str, ...]]:
     return rows
 
 
+def _list_lost_text(report: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a sentence per source on the text that the tokenizer loses, if one is given."""
+    for name, one in report["sources"].items():
+        if one["lost_text"]:
+            lost = merge_lost_text([LostText(**part) for part in one["lost_text"]])
+            yield f"{report['tokenizer']} loses {lost} of samples of {name}"
+
+
 def _list_removed(report: Mapping[str, Any]) -> Iterator[str]:
     """Yield sentences on documents that were removed or are duplicates."""
     inputs = report["inputs"]
-    counts = {"empty": inputs["empty"], "damaged": inputs["damaged"], **inputs["removed"]}
+    counts = {"empty": inputs["empty"], **inputs["removed"]}
     listed = [f"{count:,} {name}" for name, count in counts.items() if count]
     if listed:
         yield f"removed documents: {', '.join(listed)}"
@@ -276,6 +302,9 @@ def _format_markdown(report: Mapping[str, Any]) -> Iterator[str]:
         yield f"* {name}: `{one['path']}`"
     if report["tokenizer"]:
         yield f"* tokenizer: `{report['tokenizer']}`; one end-of-text token per document is counted"
+    yield from (f"* {line}" for line in _list_lost_text(report))
+    lost = [*_list_losses(inputs, max_files=len(inputs["lost"]))]
+    yield from _format_section("Lost text", [f"    {line}" for line in lost])
     yield from _format_section("Removed documents", [f"* {one}" for one in _list_removed(report)])
     yield from _format_section(
         "Length of documents", _format_markdown_table(_list_histogram_rows(report))
@@ -308,10 +337,9 @@ def _list_suffix_rows(inputs: Mapping[str, Any]) -> list[tuple[str, ...]]:
         )
         for suffix, n in entries[:_MAX_SUFFIXES]
     ]
-    skipped = sorted(inputs["skipped_files"].items(), key=lambda item: -item[1])
     return rows + [
-        (f"{format_value(suffix)} (skipped)", f"{count:,}", "", "")
-        for suffix, count in skipped[:_MAX_SUFFIXES]
+        (f"{format_value(one['suffix'])} ({one['reason']})", f"{one['files']:,}", "", "")
+        for one in inputs["skipped_files"][:_MAX_SUFFIXES]
     ]
 
 

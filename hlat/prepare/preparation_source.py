@@ -1,14 +1,14 @@
 """Sources to prepare: inputs, output directories and settings of each."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from hlat.config.config_errors import ConfigError
 from hlat.prepare import corpus_layouts, corpus_manifest
 from hlat.prepare.document_settings import HELDOUT, TRAIN, DocumentSettings
+from hlat.prepare.text_losses import SkippedRecord
 from hlat.storage.data_file import DataFile
 
 
@@ -21,8 +21,8 @@ class PreparationSource:
     inputs: tuple[DataFile, ...]
     column: str
     layout: str | None
-    skipped: tuple[tuple[str, int], ...] = ()
-    """Number of files without documents beside the inputs, by suffix."""
+    skipped: tuple[SkippedRecord, ...] = ()
+    """Files beside the inputs that are not read."""
     settings: DocumentSettings = field(default_factory=DocumentSettings)
 
     @property
@@ -49,7 +49,7 @@ def plan_sources(
     inputs: Sequence[DataFile],
     column: str,
     layout: str | None,
-    skipped: Mapping[str, int] = MappingProxyType({}),
+    skipped: Sequence[SkippedRecord] = (),
     settings: DocumentSettings | None = None,
 ) -> tuple[list[PreparationSource], list[str]]:
     """Return the sources to prepare, and notes on missing and unmatched files of a layout.
@@ -75,9 +75,8 @@ def plan_sources(
                 f"{output_dir}: was prepared without heldout=; choose another output=, or delete "
                 "the directory"
             )
-        counts, files = tuple(sorted(skipped.items())), tuple(inputs)
-        name = output_dir.name
-        return [PreparationSource(name, output_dir, files, column, None, counts, settings)], []
+        name, files, records = output_dir.name, tuple(inputs), tuple(skipped)
+        return [PreparationSource(name, output_dir, files, column, None, records, settings)], []
     if output_dir in prepared:
         raise ConfigError(
             f"{output_dir}: is a prepared source itself; choose another output= for layout={layout}"

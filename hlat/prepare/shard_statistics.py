@@ -6,7 +6,7 @@ continues.
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +15,7 @@ from hlat.config.config_errors import ConfigError
 from hlat.data.token_encoders import ReferenceEncoder
 from hlat.data.tokenizer import parse_tokenizer
 from hlat.data.tokenizer_probe import MAX_TOKENIZER_BYTES
+from hlat.data.tokenizer_round_trip import measure_lost_text, sample_texts
 from hlat.prepare import arrow_shards, document_signatures
 from hlat.prepare.corpus_manifest import write_json
 from hlat.prepare.document_filters import MAX_SAMPLE_CHARACTERS
@@ -82,7 +83,7 @@ def run_statistics_job(job: StatisticsJob, on_progress: Callable[[int], None]) -
                 digest = document_signatures.compute_digest(document)
                 digests[number] = int.from_bytes(digest[:8], "little")
                 if number in sample_rows:
-                    samples.append(str(document, "utf-8")[:MAX_SAMPLE_CHARACTERS])
+                    samples.append(str(document, "utf-8"))
             if encoder is not None:
                 ids = encoder.encode([str(document, "utf-8") for document in documents])
                 num_tokens += sum(len(one) + 1 for one in ids)  # and one end-of-text token
@@ -92,10 +93,14 @@ def run_statistics_job(job: StatisticsJob, on_progress: Callable[[int], None]) -
         np.save(file, digests)
         file.flush()
         os.fsync(file.fileno())
+    lost = None
+    if encoder is not None:
+        lost = asdict(measure_lost_text(encoder.tokenizer, sample_texts(samples)))
     result = {
         "tokens": None if encoder is None else num_tokens,
+        "lost_text": lost,
         "documents_by_bin": documents_by_bin.tolist(),
         "bytes_by_bin": bytes_by_bin.tolist(),
-        "samples": samples,
+        "samples": [text[:MAX_SAMPLE_CHARACTERS] for text in samples],
     }
     write_json(job.output, result)

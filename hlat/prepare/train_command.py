@@ -14,8 +14,6 @@ from hlat.prepare import corpus_layouts, corpus_manifest
 from hlat.prepare.document_settings import HELDOUT, TRAIN
 from hlat.storage.bounded_files import load_json
 
-MIN_DOCUMENTS = 3
-"""Documents of a source of which `data.heldout_documents=1` leaves more than half."""
 _SOURCE = "files"
 """Name of the source in conf/data/files.yaml."""
 
@@ -33,27 +31,21 @@ def format_train_command(
 ) -> str:
     """Return the command that trains on prepared directories.
 
-    Held-out documents are a source with weight 0: no step reads it, and each evaluation does. Less
-    than `MIN_DOCUMENTS` are omitted, since a run cannot use them.
-
     Args:
-        directories: Prepared directories by name; `heldout` has the held-out documents.
+        directories: Prepared directories by name. Of two, `heldout` contains the held-out
+            documents of the source.
         num_documents: Documents of each directory.
         tokenizer: A tokenizer.json; None: the embedded tokenizer.
     """
     words = ["hlat", "train", f"data={_SOURCE}"]
-    used = dict(directories)
-    if len(used) > 1 and num_documents[HELDOUT] < MIN_DOCUMENTS:
-        del used[HELDOUT]
-    for name, directory in used.items():
+    for name, directory in directories.items():
         path = json.dumps(str(directory)) if " " in str(directory) else str(directory)
-        if name == HELDOUT and len(used) > 1:
-            words.append(f"+data.sources.{HELDOUT}={{paths: [{path}], weight: 0}}")
-        else:
-            words.append(f"data.sources.{_SOURCE}.paths=[{path}]")
-    most = (min(num_documents[name] for name in used) - 1) // 2
-    if most < DataConfig.heldout_documents:
-        words.append(f"data.heldout_documents={max(1, most)}")
+        key = "heldout_paths" if name == HELDOUT and len(directories) > 1 else "paths"
+        words.append(f"data.sources.{_SOURCE}.{key}=[{path}]")
+    if len(directories) == 1:
+        most = (min(num_documents.values()) - 1) // 2
+        if most < DataConfig.heldout_documents:
+            words.append(f"data.heldout_documents={max(1, most)}")
     if tokenizer is not None:
         words += list_tokenizer_overrides(tokenizer)
     return _join(words)

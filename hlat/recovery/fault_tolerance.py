@@ -141,6 +141,8 @@ class FaultTolerance:
             )
 
     def record_interruption(self, step: int) -> None:
-        """Log that a signal ends the run, and ignore further signals after the final save."""
-        self._tracker.log_event("interrupt", step, signal=self._signal_handler.signal_name)
+        """Log the signal that ends the run, and ignore further signals after the final save."""
         self._signal_handler.ignore_signals()
+        names = self._engine.world.world_group.gather_object(self._signal_handler.signal_name)
+        name = next(filter(None, names), None)  # of the first rank that has received one
+        self._tracker.log_event("interrupt", step, signal=name)

@@ -5,13 +5,11 @@ to files on a disk of the node, and TorchElastic merges their lines with a prefi
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.multiprocessing.api import LogsDest
-
-from hlat.launch_environment import get_stacks_path
 
 
 class NodeLogs(DefaultLogsSpecs):
@@ -19,7 +17,6 @@ class NodeLogs(DefaultLogsSpecs):
 
     Attributes:
         log_path: Merged stderr of the node's ranks except rank 0.
-        stacks_path: Stacks of the node's ranks after a timeout.
     """
 
     def __init__(
@@ -31,7 +28,6 @@ class NodeLogs(DefaultLogsSpecs):
     ) -> None:
         super().__init__(str(logs_dir))
         self.log_path = logs_dir / f"node_{node_rank}.log"
-        self.stacks_path = logs_dir / f"node_{node_rank}.stacks"
         self._local_dir, self._before_start = local_dir, before_start
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
@@ -52,14 +48,3 @@ class NodeLogs(DefaultLogsSpecs):
                 destination.filtered_stderr = str(log)
             destination.error_files[i] = os.devnull
         return destination
-
-    def append_stacks(self, ranks: Sequence[int], offsets: Sequence[int]) -> None:
-        """Append the stacks that each rank has written after an offset of its file."""
-        self.stacks_path.parent.mkdir(exist_ok=True)
-        with self.stacks_path.open("a") as file:
-            for rank, offset in zip(ranks, offsets, strict=True):
-                path = get_stacks_path(self._local_dir, rank)
-                stacks = (
-                    path.read_bytes()[offset:].decode(errors="replace") if path.exists() else ""
-                )
-                file.write(f"rank {rank}:\n{stacks or 'no stacks'}\n")

@@ -13,6 +13,7 @@ from hlat.config.run import Config
 from hlat.data.packed_sequences import PackedSequences
 from hlat.engine.interface import Engine
 from hlat.recovery import replica_verification
+from hlat.tracking.heldout_rows import get_loop_row
 from hlat.tracking.row_validation import get_mean
 from hlat.tracking.tracker import Tracker
 
@@ -53,7 +54,7 @@ def check_heldout_loss(
     example at the end of a warm-up. This is a collective call with the same result on all ranks.
     """
     rows = tracker.get_events("evaluate")
-    loss_by_step = {row["step"]: get_mean(row, "loss") for row in rows}
+    loss_by_step = {row["step"]: get_mean(get_loop_row(row), "loss") for row in rows}
     started_randomly = config.model.init_from is None and config.checkpoint.start_from is None
     first = loss_by_step.get(0) if started_randomly else None
     last, reason = loss_by_step.get(step, math.nan), ""
@@ -82,7 +83,8 @@ def build_causality_probe(config: Config, step: int) -> tuple[PackedSequences, P
     first, second = generator.integers(0, config.model.vocab_size, (2, *shape), np.int32)
     second[:, :prefix] = first[:, :prefix]
     documents = np.zeros(shape, np.int32)
+    target_mask = np.tile(np.arange(length) < prefix, (shape[0], 1))
     return (
-        PackedSequences(first, documents, prefix - 1),
-        PackedSequences(second, documents, prefix - 1),
+        PackedSequences(first, documents, target_mask),
+        PackedSequences(second, documents, target_mask),
     )

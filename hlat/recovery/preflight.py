@@ -24,7 +24,7 @@ from hlat.engine.interface import DeviceReport, Engine
 from hlat.model.decoder_spec import compute_flops_per_token
 from hlat.parallelism.process_group import ProcessGroup, broadcast_object
 from hlat.plan.memory_estimate import compute_checkpoint_bytes
-from hlat.recovery import host_info, nccom_bandwidth, preflight_checks
+from hlat.recovery import host_info, nccom_bandwidth, preflight_checks, process_ids
 from hlat.recovery.preflight_checks import (
     CONSEQUENCES,
     Consequence,
@@ -107,8 +107,8 @@ def _measure_rank(config: Config, run_dir: Path, engine: Engine) -> RankReport:
         host=host_info.get_host_name(),
         rank=engine.world.rank,
         open_files=host_info.raise_open_file_limit(num_files),
-        ancestor_pids=host_info.list_ancestor_pids(),
-        same_command_pids=host_info.list_same_command_pids() if is_local_rank0 else [],
+        ancestor_pids=process_ids.list_ancestor_pids(),
+        same_command_pids=process_ids.list_same_command_pids() if is_local_rank0 else [],
         nccom=nccom,
         device_report=device_report,
     )

@@ -26,8 +26,14 @@ from hlat.data.prompt_tokenizer import find_added_bos_token
 from hlat.engine.interface import Engine
 from hlat.parallelism.process_group import ProcessGroup, broadcast_object
 from hlat.storage.storage_path import StoragePath, parse_storage_path
+from hlat.tracking import finished_runs
 from hlat.tracking.tracker import Tracker
-from hlat.training_state import TrainingState, compute_total_steps, find_differences
+from hlat.training_state import (
+    TrainingState,
+    compute_total_steps,
+    find_differences,
+    find_start_problems,
+)
 
 
 def resume(
@@ -61,24 +67,10 @@ def resume(
         return dataclasses.replace(initial, tracker=tracker.service_run_ids)
     path, manifest = checkpoint.path, checkpoint.manifest
     state = training_checkpoint.load_training_state(checkpoint, group)
-    if state.weights_only:
-        raise ConfigError(
-            f"{path} contains weights only; a run also needs the optimizer state and the position "
-            f"in the data. To start a new run from the weights: hlat export {path} "
-            "output=DIR, then model.init_from=DIR instead of checkpoint.start_from"
-        )
-    is_same_run, fixed = path.parent == checkpoints_dir, state.fixed
-    action = "resume from" if is_same_run else "start from checkpoint.start_from at"
-    if not is_same_run:  # a branch may have initial weights of another origin
-        origin = run_identity.INITIAL_WEIGHTS_DEFAULTS
-        fixed = {key: value for key, value in fixed.items() if key not in origin}
-    if differences := find_differences(fixed, initial.fixed):
-        raise ConfigError(
-            *(
-                f"cannot {action} {path}: {line}; set it back or choose another run.name"
-                for line in differences
-            )
-        )
+    is_same_run = path.parent == checkpoints_dir
+    if problems := find_start_problems(config, state, str(path), is_same_run):
+        action = "resume from" if is_same_run else "start from checkpoint.start_from at"
+        raise ConfigError(*(f"cannot {action} {path}: {problem}" for problem in problems))
     changed = find_differences(state.adjustable, initial.adjustable)
     changed += loader.load_state_dict(state.data)
     loader.skip_batches(load_skipped_batches(config, group, tracker))
@@ -87,7 +79,8 @@ def resume(
         prefix = "resuming from " if is_same_run else "starting from checkpoint.start_from="
         tracker.print_message("\n  ".join([f"{prefix}{path}", *changed]))
     details |= {"changed": changed} if changed else {}
-    service_run_ids = state.tracker if is_same_run else None  # a branch is a new run in services
+    is_own = is_same_run and state.step > finished_runs.get_copied_steps(run_dir)
+    service_run_ids = state.tracker if is_own else None  # a branch is a new run in services
     tracker.start_attempt(state.step, service_run_ids, checkpoint=str(path), **details)
     if state.step < compute_total_steps(config):
         _print_proportions(loader, tracker)
@@ -97,9 +90,13 @@ def resume(
 
 
 def _print_proportions(loader: DataLoader, tracker: Tracker) -> None:
-    """Print the fraction of tokens of each source, as weights are relative to each other."""
+    """Print the fraction of tokens of each source, as weights are relative to each other.
+
+    A line per source follows if the tokenizer loses a part of its text.
+    """
     shares = [f"{name} {share:.1%}" for name, share in loader.next_proportions.items()]
-    tracker.print_message(f"data: {', '.join(shares)} of tokens")
+    lines = [f"data: {', '.join(shares)} of tokens", *loader.lost_text_notes()]
+    tracker.print_message("\n".join(lines))
 
 
 def load_skipped_batches(

@@ -6,14 +6,10 @@ stopped process, and collects the stacks of all ranks of the node in one file. O
 """
 
 import faulthandler
-import signal
 from pathlib import Path
 
 from hlat import launch_environment
 from hlat.config.recovery import RecoveryConfig
-
-DUMP_SIGNAL = signal.SIGUSR1
-"""Signal on which a process writes its stacks."""
 
 
 class StepWatchdog:
@@ -22,25 +18,21 @@ class StepWatchdog:
     def __init__(self, recovery: RecoveryConfig, run_dir: Path, rank: int) -> None:
         self._recovery = recovery
         self._is_active = recovery.step_timeout_s is not None
-        self._stacks_path = launch_environment.find_stacks_path(rank) or (
-            run_dir / "logs" / f"rank_{rank}.stacks"
-        )
+        self._stacks_path = run_dir / "logs" / f"rank_{rank}.stacks"
         self._heartbeat = launch_environment.open_heartbeat()
         self._num_steps = 0
 
     def __enter__(self) -> "StepWatchdog":
-        if self._is_active:
+        if self._is_active and self._heartbeat is None:
             self._stacks_path.parent.mkdir(exist_ok=True)
             self._stacks_file = self._stacks_path.open("a")
-            faulthandler.register(DUMP_SIGNAL, self._stacks_file, all_threads=True)
-            self.pause()
+        self.pause()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        if not self._is_active:
-            return
         self._set_deadline(None)
-        faulthandler.unregister(DUMP_SIGNAL)
+        if not self._is_active or self._heartbeat is not None:
+            return
         self._stacks_file.close()
         if self._stacks_path.stat().st_size == 0:
             self._stacks_path.unlink()
@@ -48,6 +40,8 @@ class StepWatchdog:
     def step(self) -> None:
         """Record a finished step; the start timeout includes a second compilation."""
         self._num_steps += 1
+        if self._heartbeat is not None:
+            self._heartbeat.has_started = True
         self.resume()
 
     def pause(self) -> None:

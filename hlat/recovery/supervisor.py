@@ -37,13 +37,14 @@ from hlat.config.config_errors import ConfigError, ExitCode
 from hlat.config.redaction import redact_data
 from hlat.config.run import Config
 from hlat.launch_environment import (
+    DUMP_SIGNAL,
     PARENT_PID_ENV,
     RECORDS_DIR_ENV,
     STOP_FILE_ENV,
+    STOP_SIGNALS,
     Heartbeat,
     NodeInfo,
     get_heartbeat_path,
-    get_stacks_path,
     read_node_info,
 )
 from hlat.recovery import host_info, preflight
@@ -51,14 +52,13 @@ from hlat.recovery.failure_coordinator import Failure, FailureCoordinator
 from hlat.recovery.node_logs import NodeLogs
 from hlat.recovery.rendezvous import LocalRendezvous, MultiNodeRendezvous
 from hlat.recovery.signal_handler import handle_signals
-from hlat.recovery.step_watchdog import DUMP_SIGNAL
+from hlat.recovery.start_notice import StartNotice
+from hlat.recovery.worker_stacks import WorkerStacks
 from hlat.tracking import attempt_start, run_directory
 from hlat.tracking.jsonl_log import open_events_log, open_metrics_log
 
 _SHUTDOWN_TIMEOUT_S = 5
 """Time for the other workers after one has failed."""
-_DUMP_TIMEOUT_S, _POLL_INTERVAL_S = 2, 0.1
-"""Time for hung workers to write their stacks, and the interval of looking at the files."""
 _RECORDS_DIR_PREFIX, _LOCK_FILE = "hlat-supervisor-", "alive"
 """Prefix of the directories of exit records, and the file in each that a live supervisor locks."""
 
@@ -91,13 +91,16 @@ def _supervise_workers(config: Config, command: list[str], node: NodeInfo | None
             PARENT_PID_ENV: str(os.getpid()),
             attempt_start.START_TIME_VARIABLE: str(attempt_start.get_process_start_time()),
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(num_threads)),
-            "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGQUIT",  # the supervisor handles the others
+            "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGPROF",  # the supervisor handles the usual ones
             # Libraries read some of these variables when a process starts
             **neuron_environment.build_neuron_environment(config.compiler, config.precision),
         }
         with _set_environment(variables):
             supervisor = Supervisor(config, command, run_dir, records_dir, node)
-            with handle_signals(supervisor.forward_signal):
+            with (
+                handle_signals(supervisor.forward_signal),
+                handle_signals(supervisor.request_stacks, [DUMP_SIGNAL]),
+            ):
                 return supervisor.supervise()
 
 
@@ -142,7 +145,12 @@ class Supervisor(LocalElasticAgent):
         self._is_node_rank0 = node.node_rank == 0
         self._coordinator = FailureCoordinator(node, host_info.get_host_name())
         self._run_dir, self._records_dir = run_dir, records_dir
-        self._received_signal: str | None = None
+        self._received_signal: signal.Signals | None = None
+        self._signaled_ids: list[int | None] = []
+        self._stacks_requested = False
+        stacks_path = run_dir / "logs" / f"node_{node.node_rank}.stacks"
+        self._stacks = WorkerStacks(self._ranks, records_dir, stacks_path)
+        self._start_notice = StartNotice()
         self._hang_reason: str | None = None
         self._num_oom_kills = _count_oom_kills()
         self._failure: Failure | None = None
@@ -179,7 +187,7 @@ class Supervisor(LocalElasticAgent):
         assert failure is not None, "_monitor_workers sets it before TorchElastic gives up"
         if failure.problems and self._is_node_rank0:
             raise ConfigError(*failure.problems)
-        if self._received_signal is not None:
+        if self._received_signal is not None or failure.exit is ExitCode.PREEMPTED:
             return ExitCode.PREEMPTED
         if self._is_node_rank0:
             print(f"hlat: {failure.trace or failure.reason}".rstrip(), file=sys.stderr)
@@ -187,8 +195,13 @@ class Supervisor(LocalElasticAgent):
 
     def forward_signal(self, signum: int, frame: FrameType | None) -> None:
         """Forward a signal to all workers and prevent restarts."""
-        self._received_signal = signal.Signals(signum).name
-        self._send_signals(signal.Signals(signum))
+        self._received_signal = signal.Signals(signum)
+        self._signaled_ids = self._worker_ids
+        self._send_signals(self._received_signal)
+
+    def request_stacks(self, signum: int, frame: FrameType | None) -> None:
+        """Write the stacks of all workers to the log of the node; they continue."""
+        self._stacks_requested = True
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         super()._rendezvous(worker_group)
@@ -200,6 +213,9 @@ class Supervisor(LocalElasticAgent):
         local_failure = None
         if result.state is WorkerState.HEALTHY:
             self._forward_stop_request()
+            self._forward_early_signal()
+            self._collect_requested_stacks()
+            self._print_start_notice()
             self._kill_if_hung()
             if not self._coordinator.has_failure():
                 return result
@@ -219,6 +235,29 @@ class Supervisor(LocalElasticAgent):
         if is_responsible and stop_file and Path(stop_file).exists():
             self.forward_signal(signal.SIGUSR2, None)
 
+    def _forward_early_signal(self) -> None:
+        """Forward a signal that this process received before the workers started."""
+        if self._received_signal is not None and self._signaled_ids != self._worker_ids:
+            self.forward_signal(self._received_signal, None)
+
+    def _collect_requested_stacks(self) -> None:
+        """Collect the stacks of all workers if this process or a worker received `DUMP_SIGNAL`."""
+        if self._stacks_requested or self._stacks.has_new():
+            self._stacks_requested = False
+            self._send_signals(DUMP_SIGNAL)
+            self._stacks.collect()
+            print(f"hlat: stacks of all ranks are in {self._stacks.path}", file=sys.stderr)
+
+    def _print_start_notice(self) -> None:
+        """Print the calls of all workers if one has not started within minutes."""
+        if not self._stacks.are_enabled or not self._start_notice.is_due():
+            return
+        if not all(self._open_heartbeat(rank).has_started for rank in self._ranks):
+            self._send_signals(DUMP_SIGNAL)
+            stacks = self._stacks.collect()
+            message = self._start_notice.format_message(stacks, self._stacks.path)
+            print(message, file=sys.stderr)
+
     def _kill_if_hung(self) -> None:
         """Kill all workers after a dump of their stacks if the heartbeat of one has expired."""
         hung = [str(rank) for rank in self._ranks if self._open_heartbeat(rank).is_expired()]
@@ -230,27 +269,10 @@ class Supervisor(LocalElasticAgent):
             f"{self._recovery.start_timeout_s:g} during start-up, evaluations and saves); stacks "
             f"of all ranks are in {self._run_dir / 'logs'}"
         )
-        sizes_before = self._get_stack_file_sizes()
         # SIGCONT wakes a stopped worker, which would then go on, so SIGKILL follows
         self._send_signals(DUMP_SIGNAL, signal.SIGCONT)
-        self._wait_for_stacks(sizes_before)
-        self._node_logs.append_stacks(self._ranks, sizes_before)
+        self._stacks.collect()
         self._send_signals(signal.SIGKILL)
-
-    def _wait_for_stacks(self, sizes_before: list[int]) -> None:
-        """Wait until the stack files of all ranks have grown and stopped growing, or a timeout."""
-        deadline, previous = time.monotonic() + _DUMP_TIMEOUT_S, sizes_before
-        while time.monotonic() < deadline:
-            time.sleep(_POLL_INTERVAL_S)
-            sizes = self._get_stack_file_sizes()
-            have_grown = all(new > old for new, old in zip(sizes, sizes_before, strict=True))
-            if have_grown and sizes == previous:
-                return
-            previous = sizes
-
-    def _get_stack_file_sizes(self) -> list[int]:
-        files = [get_stacks_path(self._records_dir, rank) for rank in self._ranks]
-        return [file.stat().st_size if file.exists() else 0 for file in files]
 
     def _may_restart(self, failure: Failure) -> bool:
         """Return True if the run may restart after a failure, and log the decision."""
@@ -299,38 +321,49 @@ class Supervisor(LocalElasticAgent):
                 reason += " (out of memory)"
             if signum == signal.SIGBUS:
                 reason += " (a mapped file was truncated, or its disk is full or failed)"
-            return Failure(reason, killed=signum != signal.SIGTERM, time=now)
+            # A stop signal so early that the worker did not handle it
+            is_stopped = signum in STOP_SIGNALS and killed.keys() == failures.keys()
+            exit_code = ExitCode.PREEMPTED if is_stopped else ExitCode.FAILED
+            return Failure(reason, exit=exit_code, killed=signum != signal.SIGTERM, time=now)
         if raised:
             name, record = min(raised.items(), key=lambda item: item[1]["time"])
             reason = f"rank {name} raised {record['trace'].rstrip().splitlines()[-1]}"
             trace = f"rank {name} failed:\n{record['trace']}"
             problems = tuple(record["problems"] or ())
-            exit_code = ExitCode.CONFIGURATION if problems else ExitCode.FAILED
-            return Failure(reason, trace, problems, exit_code, time=record["time"])
+            return Failure(reason, trace, problems, ExitCode(record["exit"]), time=record["time"])
         rank = min(failures)
         code = failures[rank].exitcode
-        exit_code = ExitCode(code) if code == ExitCode.UNHEALTHY_NODE else ExitCode.FAILED
+        has_meaning = code in (ExitCode.UNHEALTHY_NODE, ExitCode.PREEMPTED)
+        exit_code = ExitCode(code) if has_meaning else ExitCode.FAILED
         return Failure(f"rank {rank} exited with code {code}", exit=exit_code, time=now)
 
     def _prepare_attempt(self) -> None:
-        """Remove the exit records of the last attempt and apply the start timeout."""
+        """Remove the files of the last attempt and apply the start timeout."""
         for record in self._records_dir.glob("*.json"):
             record.unlink()
         self._hang_reason, self._num_oom_kills = None, _count_oom_kills()
         recovery = self._recovery
         timeout_s = None if recovery.step_timeout_s is None else recovery.start_timeout_s
+        self._stacks.remove()
+        self._start_notice.restart()
         for rank in self._ranks:
-            self._open_heartbeat(rank).set_deadline(timeout_s)
+            heartbeat = self._open_heartbeat(rank)
+            heartbeat.has_started = False
+            heartbeat.set_deadline(timeout_s)
 
     def _open_heartbeat(self, rank: int) -> Heartbeat:
         return Heartbeat(get_heartbeat_path(self._records_dir, rank))
 
+    @property
+    def _worker_ids(self) -> list[int | None]:
+        return [worker.id for worker in self.get_worker_group().workers]
+
     def _send_signals(self, *signals: signal.Signals) -> None:
-        for worker in self.get_worker_group().workers:
+        for process_id in self._worker_ids:
             for signum in signals:
                 with suppress(ProcessLookupError):
-                    if worker.id is not None:
-                        os.kill(worker.id, signum)
+                    if process_id is not None:
+                        os.kill(process_id, signum)
 
 
 def _count_oom_kills() -> int:

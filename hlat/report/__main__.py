@@ -191,6 +191,11 @@ def _compare_runs(
     records = run_comparison.load_run_records(directories)
     untrained = run_comparison.load_untrained_points(directories)
     lines = format_table(*run_comparison.build_comparison_table(records))
+    if common_table := run_comparison.build_common_table(records):
+        lines += [
+            "\nthe runs have trained different numbers of tokens; after as many as the shortest:",
+            *format_table(*common_table),
+        ]
     if seed_table := run_comparison.build_seed_table(records):
         lines += ["\nover seeds, mean and 95% interval:", *format_table(*seed_table)]
     result = build_study_result(records, untrained.num_seeds)

@@ -1,6 +1,6 @@
 """Curves of several runs in the same figures, and their bands over seeds.
 
-Curves are labelled by the settings that differ, as names of runs may be digests.
+Curves of runs with a generated name are labelled by the settings that differ.
 """
 
 from collections import Counter
@@ -16,7 +16,7 @@ from hlat.report.metric_curves import (
 )
 from hlat.report.run_comparison import find_config_differences, group_seeds
 from hlat.report.run_record import RunRecord
-from hlat.tracking.setting_labels import format_settings
+from hlat.tracking.setting_labels import format_settings, is_generated_name
 
 _MAX_LABEL_LENGTH = 48
 """Characters of a curve's label; longer settings are replaced by the name of the run."""
@@ -64,9 +64,10 @@ def label_groups(records: Sequence[RunRecord]) -> dict[str, list[int]]:
 
 
 def label_runs(records: Sequence[RunRecord]) -> list[str]:
-    """Return a unique label for each run: the settings that differ, such as `lr=0.1, seed=2`.
+    """Return a unique label for each run: its name, if the user has chosen it.
 
-    A run has its name instead if the settings are the same as those of another one, or too long.
+    Otherwise the settings that differ, such as `lr=0.1, seed=2`, unless they are those of another
+    run, or too long.
     """
     axes = find_config_differences(records)
     labels = [
@@ -75,7 +76,11 @@ def label_runs(records: Sequence[RunRecord]) -> list[str]:
     ]
     counts = Counter(labels)
     return [
-        label if counts[label] == 1 and 0 < len(label) <= _MAX_LABEL_LENGTH else record.name
+        label
+        if is_generated_name(record.name)
+        and counts[label] == 1
+        and 0 < len(label) <= _MAX_LABEL_LENGTH
+        else record.name
         for label, record in zip(labels, records, strict=True)
     ]
 

@@ -63,6 +63,7 @@ CSS_VARIABLES = {light: f"--{name}" for name, (light, _) in _PALETTE.items()}
 _LINE_STYLES = ["solid", "dashed", "dashdot", "dotted"]
 _MARKS = {
     "resumed": ("dashed", "Dashed vertical lines: the run was resumed."),
+    "changed": ("solid", "Solid vertical lines: settings changed, as listed at the top."),
     "phases": ("dotted", "Dotted vertical lines: the next phase began."),
 }
 """Line style and meaning of the vertical lines in a panel."""

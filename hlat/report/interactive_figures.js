@@ -308,7 +308,7 @@
     }
 
     marks(parent) {
-      for (const [kind, dashes] of [["resumed", "dashed"], ["phases", "dotted"]]) {
+      for (const [kind, dashes] of [["resumed", "dashed"], ["changed", "solid"], ["phases", "dotted"]]) {
         for (const place of getPlaces(this.data[kind]) ?? []) {
           if (!isPlaced(place)) continue;
           make("path", { class: "mark", d: `M${this.x(place)} 0V${HEIGHT}` }, parent).style.strokeDasharray = DASHES[dashes];

@@ -66,6 +66,7 @@ def build_figure_data(panel: Panel, record: RunRecord | None) -> dict[str, Any]:
             _build_series(i, curve, max_points, panel.can_smooth) for i, curve in enumerate(curves)
         ],
         "resumed": {},
+        "changed": {},
         "phases": {},
         **{name: _serialize_positions(curve) for name, curve in marks.items()},
     }

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hlat.report.run_record import Row, RunRecord, get_number, get_numbers
+from hlat.tracking.heldout_rows import get_loop_row
 
 MAX_POINTS_PER_CURVE, MAX_POINTS_PER_FIGURE = 6000, 12_000
 
@@ -64,8 +65,12 @@ def build_data_wait_curve(record: RunRecord) -> Curve:
 
 
 def build_heldout_curves(record: RunRecord) -> list[Curve]:
-    """Return the bits per byte of each held-out source, and their mean as the last curve."""
-    curves = _build_curves_by_name(record, record.evaluations, "bits_per_byte")
+    """Return the bits per byte of each held-out source, and their mean as the last curve.
+
+    All points are those of the text that the run evaluates between its steps.
+    """
+    rows = {step: row | get_loop_row(row) for step, row in record.evaluations.items()}
+    curves = _build_curves_by_name(record, rows, "bits_per_byte")
     return sorted(curves, key=lambda curve: curve.label == "mean")
 
 
@@ -121,10 +126,14 @@ def locate_rows(record: RunRecord, rows: Iterable[Row]) -> Curve:
 
 
 def locate_marks(record: RunRecord) -> dict[str, Curve]:
-    """Return the positions of restarts, and of phases after the first, as curves without values."""
+    """Return the positions of restarts, changed settings, and phases after the first.
+
+    They are curves without values.
+    """
     events = [(row.get("event"), row) for row in record.events]
     return {
         "resumed": locate_rows(record, [row for name, row in events if name == "resume"]),
+        "changed": locate_rows(record, [{"step": step} for step in record.setting_changes]),
         "phases": locate_rows(record, [r for name, r in events if name == "phase" and r["step"]]),
     }
 

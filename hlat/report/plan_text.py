@@ -62,6 +62,7 @@ def summarize_plan(config: Config, plan: RunForecast) -> dict[str, Any]:
             "device": plan.device_memory_bytes,
         },
         "throughput": throughput,
+        "assumed_mfu": plan.assumed_mfu,
         "saves": None if plan.checkpointing is None else asdict(plan.checkpointing),
         "unknown": list(plan.unknown_reasons),
     }
@@ -94,7 +95,7 @@ def format_plan(config: Config, plan: RunForecast) -> list[str]:
         peak_flops=compute_peak_flops(
             config.hardware, config.num_processes, config.precision.compute
         ),
-        notes=_list_notes(config),
+        notes=_list_notes(config, plan.assumed_mfu),
     )
 
 
@@ -127,13 +128,17 @@ def format_ranking(config: Config, layouts: Sequence[LayoutCandidate]) -> list[s
     if not layouts:
         return lines
     has_times = layouts[0].step_s is not None
-    lines += ["", "by step time:" if has_times else "by memory:", ""]
+    order = "by step time, fastest first:"
+    if not has_times:
+        order = (
+            f"not ranked by speed, since step times on {config.hardware.name} are unknown; least "
+            "memory first, which is often the slowest:"
+        )
+    lines += ["", order, ""]
     lines += _format_layouts(layouts[:_MAX_ROWS])
     if fitting and has_times:
         lines += ["", _format_command(layouts[0])]
-    elif fitting:
-        lines += ["", f"no layout is recommended: step times on {config.hardware.name} are unknown"]
-    else:
+    elif not fitting:
         least = min(layouts, key=lambda one: one.memory.total)
         capacity = get_device_memory_bytes(least.config)
         lines += ["", format_infeasible_plan(least.config, least.memory, capacity)]
@@ -186,10 +191,12 @@ def _format_layout_keys(config: Config) -> str:
     )
 
 
-def _list_notes(config: Config) -> list[str]:
+def _list_notes(config: Config, assumed_mfu: float | None = None) -> list[str]:
     notes = []
     constants = EFFICIENCIES.get(config.hardware.name)
-    if constants is not None:
+    if assumed_mfu is not None:
+        notes.append(f"time and price are assumed: mfu={assumed_mfu:g} of the data sheet's peak")
+    elif constants is not None:
         notes.append(f"constants of {config.hardware.name}: {constants.source}")
     if (engine := get_planned_engine(config)) is not config.engine.name:
         notes.append(

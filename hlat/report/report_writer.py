@@ -101,6 +101,7 @@ def write_comparison(
     _write_figures(output_dir / "comparison", [*figures, *effect_figures, *bands])
     headers, rows = run_comparison.build_comparison_table(records)
     seed_headers, seed_rows = run_comparison.build_seed_table(records) or ([], [])
+    common_headers, common_rows = run_comparison.build_common_table(records) or ([], [])
     effects = study_result.build_effect_table(study) if study else ([], [])
     factors = study_result.build_factor_table(study) if study else ([], [])
     points = study_result.build_point_table(study) if study else ([], [])
@@ -112,6 +113,8 @@ def write_comparison(
         facts=run_header.build_shared_facts(records),
         columns=_detect_columns(headers, rows),
         rows=rows,
+        common_columns=_detect_columns(common_headers, common_rows),
+        common_rows=common_rows,
         seed_columns=_detect_columns(seed_headers, seed_rows),
         seed_rows=seed_rows,
         study=study,
@@ -174,7 +177,9 @@ def _render_report(record: RunRecord, figures: Sequence[ReportFigure]) -> str:
         legend=format_mark_legend(record),
         summary_rows=summary_tables.build_summary_table(record),
         heldout_rows=summary_tables.build_heldout_table(record),
-        heldout_columns=_build_columns(["", *[*steps[:1], *steps[-1:]] * 2], "row"),
+        heldout_columns=_build_columns(
+            ["", *[*steps[:1], *steps[-1:]] * 2, *summary_tables.HELDOUT_HEADERS], "row"
+        ),
         time_figure=by_name.get(goodput_section.FIGURE_NAME),
         time_rows=goodput_section.build_time_table(ledger) if ledger.attempts else [],
         attempt_columns=_build_columns(goodput_section.ATTEMPT_HEADERS, "row number"),

@@ -4,6 +4,7 @@ Differences are computed from the configurations, not from the overrides, so tha
 sweep and runs that were started separately are compared in the same way.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,17 +13,25 @@ from pathlib import Path
 from typing import Any
 
 from hlat.config.config_errors import ConfigError
-from hlat.report.run_record import RunRecord, is_run_dir, load_run_record
+from hlat.report.metric_curves import compute_tokens_per_step
+from hlat.report.run_record import (
+    RunRecord,
+    get_number,
+    get_numbers,
+    is_run_dir,
+    load_run_record,
+)
 from hlat.report.summary_tables import get_run_state
 from hlat.report.text_format import (
     UNKNOWN,
     format_count,
     format_decimal,
     format_percent,
-    format_value,
+    format_setting,
 )
 from hlat.study.paired_test import compute_mean_interval
-from hlat.tracking import sweep_log
+from hlat.tracking import finished_runs, sweep_log
+from hlat.tracking.heldout_rows import get_loop_row
 from hlat.tracking.summary_metrics import compute_summary_metrics
 
 _IDENTITY_KEYS = ("run.name", "run.root")
@@ -116,7 +125,9 @@ def find_differing_settings(trees: Sequence[Mapping[str, Any]]) -> dict[str, lis
         for key in tree
         if key not in _IDENTITY_KEYS and not key.startswith(_DESIGN_PREFIX)
     )
-    values = {key: [format_value(tree.get(key)) for tree in trees] for key in keys}
+    values = {
+        key: [format_setting(tree.get(key)) if tree else UNKNOWN for tree in trees] for key in keys
+    }
     differing = {key: column for key, column in values.items() if len(set(column)) > 1}
     return {
         key: column
@@ -146,11 +157,45 @@ def build_comparison_table(records: Sequence[RunRecord]) -> tuple[list[str], lis
     return _omit_unknown(["Run", "State", *_RESULT_COLUMNS, "Goodput", *axes], rows)
 
 
+def build_common_table(records: Sequence[RunRecord]) -> tuple[list[str], list[list[str]]] | None:
+    """Return the headers, and losses after as many tokens as the shortest run has trained.
+
+    None if all runs have trained the same number of tokens, or if one has trained none.
+    """
+    tokens = [[get_number(row, "tokens") for row in record.metrics] for record in records]
+    ends = [max(filter(math.isfinite, column), default=0.0) for column in tokens]
+    common = min(ends, default=0)
+    if not common or common == max(ends):
+        return None
+    rows = []
+    for record, end in zip(records, ends, strict=True):
+        rows_until = [row for row in record.metrics if get_number(row, "tokens") <= common]
+        losses = [get_number(row, "loss") for row in rows_until]
+        per_step = compute_tokens_per_step(record)
+        means = [
+            get_number(get_numbers(get_loop_row(row), "bits_per_byte"), "mean")
+            for step, row in record.evaluations.items()
+            if step * per_step == common
+        ]
+        loss, heldout = losses[-1] if losses else math.nan, means[-1] if means else math.nan
+        rows.append([record.name, format_count(end), format_decimal(loss), format_decimal(heldout)])
+    at = f"at {format_count(common)} tokens"
+    headers = ["Run", "Tokens trained", f"Loss {at}", f"Held-out bits per byte {at}"]
+    return _omit_unknown(headers, rows)
+
+
+def drop_copies(records: Sequence[RunRecord]) -> list[RunRecord]:
+    """Return the runs without copies of others among them."""
+    provenances = [record.provenance for record in records]
+    return [records[i] for i in finished_runs.find_distinct(provenances)]
+
+
 def build_seed_table(records: Sequence[RunRecord]) -> tuple[list[str], list[list[str]]] | None:
     """Return the headers, and a row per configuration; None if there is one run of each.
 
     A cell contains the mean over the finished runs and its 95% confidence interval.
     """
+    records = drop_copies(records)
     groups = group_seeds(records)
     if not groups:
         return None

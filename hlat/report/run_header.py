@@ -12,8 +12,14 @@ _MAX_VALUES = 4
 
 
 def build_run_facts(record: RunRecord) -> list[tuple[str, str]]:
-    """Return names and values; empty if the configuration cannot be parsed."""
-    return [] if record.parsed_config is None else _list_facts(record.parsed_config)
+    """Return names and values, and what changed during the run.
+
+    The values, which are those of the last attempt, are missing if the configuration cannot be
+    parsed.
+    """
+    facts = [] if record.parsed_config is None else _list_facts(record.parsed_config)
+    changes = record.setting_changes.items()
+    return facts + [(f"Changed at step {step}", "; ".join(lines)) for step, lines in changes]
 
 
 def build_shared_facts(records: Sequence[RunRecord]) -> list[tuple[str, str]]:

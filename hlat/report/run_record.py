@@ -98,6 +98,24 @@ class RunRecord:
         return self.events[starts[-1] if starts else 0 :]
 
     @property
+    def setting_changes(self) -> dict[int, list[str]]:
+        """Settings that changed at a start from a checkpoint by step, as "KEY was X, is Y".
+
+        Settings that follow from the name of their group, such as those of precision, are omitted.
+        """
+        changes = {}
+        for row in self.events:
+            lines = row.get("changed")
+            if isinstance(lines, list) and all(isinstance(line, str) for line in lines):
+                groups = [line.partition(".")[0] for line in lines if ".name was " in line]
+                changes[row["step"]] = [
+                    line
+                    for line in lines
+                    if line.partition(".")[0] not in groups or ".name was " in line
+                ]
+        return changes
+
+    @property
     def evaluations(self) -> dict[int, Row]:
         """Evaluation events by step, in ascending order; the last one of each step."""
         rows = {row["step"]: row for row in self.events if row.get("event") == "evaluate"}

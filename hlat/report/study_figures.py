@@ -47,9 +47,8 @@ def build_forest_figure(result: StudyResult) -> ReportFigure:
     ]
 
     def draw() -> Figure:
-        figure = Figure(
-            figsize=(FIGURE_SIZE[0] * 1.4, 1.0 + 0.45 * len(rows)), layout="constrained"
-        )
+        size = (FIGURE_SIZE[0], 1.0 + 0.65 * len(rows))
+        figure = Figure(figsize=size, layout="constrained")
         axes = figure.add_subplot()
         axes.axvline(0, color=MUTED, linewidth=0.8)
         margin = result.design.smallest_difference
@@ -63,9 +62,10 @@ def build_forest_figure(result: StudyResult) -> ReportFigure:
                 axes.plot([difference.low, difference.high], [y, y], color=colour, linewidth=1.5)
             face = colour if decided else "none"
             axes.plot(difference.mean, y, _MARKERS[one.verdict], color=colour, markerfacecolor=face)
-        labels = [_format_label(one) for one in reversed(rows)]
-        axes.set_yticks(range(len(rows)), labels, fontsize=9)
-        axes.set_ylim(-0.6, len(rows) - 0.4)
+            label, place = _format_label(one), axes.get_yaxis_transform()
+            axes.text(0, y + 0.2, label, transform=place, va="bottom", fontsize=9, color=INK)
+        axes.set_yticks([])
+        axes.set_ylim(-0.4, len(rows) - 0.1)
         axes.xaxis.set_major_locator(MaxNLocator(5))
         axes.set_xlabel(f"difference in {result.metric_label}")
         axes.grid(axis="y", visible=False)

@@ -5,24 +5,28 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import stdev
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from hlat.config.recorded_config import load_study_design
 from hlat.config.study import Direction, StudyConfig
-from hlat.report.run_comparison import find_config_differences
-from hlat.report.run_record import RunRecord, get_number, get_numbers
+from hlat.report.heldout_clusters import compute_influences, find_text_problem
+from hlat.report.run_comparison import drop_copies, find_config_differences
+from hlat.report.run_record import Row, RunRecord, get_number, get_numbers
 from hlat.report.summary_tables import get_run_state
 from hlat.report.text_format import (
     UNKNOWN,
     format_markdown_table,
+    format_setting,
     format_short,
     format_table,
-    format_value,
 )
 from hlat.study.checkpoint_noise import estimate_checkpoint_noise, pool_noise
 from hlat.study.factor_effects import FactorEffect, analyze_factor_effects
@@ -32,9 +36,11 @@ from hlat.study.study_analysis import (
     Point,
     Verdict,
     analyze_study,
+    format_answer,
     format_point,
     format_verdict,
 )
+from hlat.tracking.heldout_rows import get_loop_row
 from hlat.tracking.summary_metrics import compute_summary_metrics
 from hlat.tracking.tracking_services import read_wandb_run_id
 from hlat.tracking.wandb_report import StudyReport
@@ -66,7 +72,8 @@ class StudyPoint:
 class StudyResult:
     """Points of a study in the order of the runs, and each point with its baseline.
 
-    `num_planned` is the number of seeds of the sweep; 0: unknown.
+    `num_planned` is the number of seeds of the sweep; 0: unknown. `text_problem` is a sentence if
+    the runs did not evaluate the same held-out text.
     """
 
     design: StudyConfig
@@ -74,12 +81,22 @@ class StudyResult:
     comparisons: list[Comparison]
     factor_effects: list[FactorEffect] = field(default_factory=list)
     num_planned: int = 0
+    text_problem: str = ""
 
     @cached_property
     def verdicts(self) -> list[str]:
-        """One line per comparison: what is compared, the verdict in words, and its numbers."""
+        """One sentence per comparison: what is compared, the verdict, and its numbers.
+
+        If the runs did not evaluate the same text, the first line says so.
+        """
         return [
-            f"{one.label}: {format_verdict(one, self.design)} ({_format_numbers(one)})"
+            *([f"WARNING: {self.text_problem}"] if self.text_problem else []),
+            *self._list_verdicts(),
+        ]
+
+    def _list_verdicts(self) -> list[str]:
+        return [
+            f"{format_answer(one, self.design)} ({_format_numbers(one)})"
             for one in self.comparisons
         ]
 
@@ -95,6 +112,7 @@ def build_study_result(records: Sequence[RunRecord], num_planned: int = 0) -> St
 
     `num_planned` is the number of seeds of a study that has not ended.
     """
+    records = drop_copies(records)
     axes = find_config_differences(records)
     axes = {key: axes[key] for key in axes if not key.startswith(_IGNORED_PREFIX)}
     seeds = axes.pop(SEED_KEY, None)
@@ -106,11 +124,14 @@ def build_study_result(records: Sequence[RunRecord], num_planned: int = 0) -> St
         point = tuple((key, values[i]) for key, values in axes.items())
         runs = members.setdefault(point, {})
         runs[find_unused_seed(seeds[i] if seeds else "", runs)] = record
-    points = {point: _build_point(runs, design.metric) for point, runs in members.items()}
+    influences = compute_influences(records, design.metric)
+    by_run = {id(record): each for record, each in zip(records, influences, strict=True)}
+    points = {point: _build_point(runs, design.metric, by_run) for point, runs in members.items()}
     outcomes = {point: one.runs for point, one in points.items()}
     comparisons = analyze_study(outcomes, design, num_planned)
     factor_effects = analyze_factor_effects(outcomes, design)
-    return StudyResult(design, points, comparisons, factor_effects, num_planned)
+    problem = find_text_problem(records, design.metric)
+    return StudyResult(design, points, comparisons, factor_effects, num_planned, problem)
 
 
 def get_metric(record: RunRecord, metric: str) -> float:
@@ -165,15 +186,15 @@ def build_factor_table(result: StudyResult) -> tuple[list[str], list[list[str]]]
 
 
 def format_study(result: StudyResult) -> list[str]:
-    """Return the question, tables and verdicts for a terminal."""
-    lines = [f"\nquestion: {result.design.question}"] if result.design.question else []
-    lines += [f"\npoints: {result.metric_label}", *format_table(*build_point_table(result))]
+    """Return the tables, and the question with its answer, for a terminal."""
+    lines = [f"\npoints: {result.metric_label}", *format_table(*build_point_table(result))]
     if not result.comparisons:
         return [*lines, f"\n{_NO_BASELINE}"]
     lines += [f"\n{EFFECTS_CAPTION}:", *format_table(*build_effect_table(result))]
     if result.factor_effects:
         lines += [f"\n{FACTORS_CAPTION}:", *format_table(*build_factor_table(result))]
-    return [*lines, "\nverdicts:", *result.verdicts]
+    title = f"answer to: {result.design.question}" if result.design.question else "verdicts:"
+    return [*lines, f"\n{title}", *result.verdicts]
 
 
 def build_study_report(result: StudyResult, run_dirs: Sequence[Path]) -> StudyReport:
@@ -217,7 +238,7 @@ def format_p_value(value: float) -> str:
 
 def _list_effect_headers(result: StudyResult) -> list[str]:
     confidence = f"{100 * (1 - result.design.alpha):.3g}% interval"
-    return ["Comparison", "Seeds", "Difference", confidence, "p (Holm)"]
+    return ["Comparison", "Seeds", "Difference", "SE of the text", confidence, "p (Holm)"]
 
 
 def _format_effect(label: str, difference: PairedDifference, p_value: float) -> list[str]:
@@ -225,6 +246,7 @@ def _format_effect(label: str, difference: PairedDifference, p_value: float) -> 
         label,
         str(difference.num_pairs),
         format_metric(difference.mean, signed=True),
+        format_metric(difference.evaluation_error),
         format_interval(difference.low, difference.high),
         format_p_value(p_value),
     ]
@@ -266,29 +288,36 @@ def _format_numbers(comparison: Comparison) -> str:
     )
 
 
-def _build_point(runs: dict[str, RunRecord], metric: str) -> StudyPoint:
+def _build_point(
+    runs: dict[str, RunRecord], metric: str, influences: dict[int, NDArray[np.float64] | None]
+) -> StudyPoint:
     states = {seed: get_run_state(record) for seed, record in runs.items()}
     values = {seed: get_metric(runs[seed], metric) for seed in runs if states[seed] == "finish"}
     outcomes = PointRuns(
         {seed: value for seed, value in values.items() if math.isfinite(value)},
         frozenset(seed for seed, state in states.items() if state == "diverge"),
+        {seed: found for seed in runs if (found := influences[id(runs[seed])]) is not None},
     )
     noises = [
-        estimate_checkpoint_noise(_list_evaluated_values(runs[seed], metric))
+        estimate_checkpoint_noise(_list_evaluated_values(runs[seed], metric, get_loop_row))
         for seed in outcomes.values
     ]
     names = tuple(record.name for record in runs.values())
     return StudyPoint(outcomes, names, pool_noise(noises))
 
 
-def _list_evaluated_values(record: RunRecord, metric: str) -> list[float]:
+def _list_evaluated_values(
+    record: RunRecord, metric: str, select_row: Callable[[Row], Row] = lambda row: row
+) -> list[float]:
     """Return the values of a metric at the evaluations of a run; empty for other metrics."""
     prefix, _, name = metric.partition(".")
     field = _EVALUATED_METRICS.get(prefix)
     if field is None:
         return []
     rows = record.scores if field == "scores" else record.evaluations
-    values = [get_number(get_numbers(row, field), name or "mean") for row in rows.values()]
+    values = [
+        get_number(get_numbers(select_row(row), field), name or "mean") for row in rows.values()
+    ]
     return [value for value in values if math.isfinite(value)]
 
 
@@ -302,7 +331,7 @@ def _name_baseline(baseline: dict[str, Any], axes: dict[str, list[str]]) -> dict
     for key, value in baseline.items():
         axis = key if key in axes else f"{key}.name"
         if axis in axes:
-            named[axis] = format_value(value)
+            named[axis] = format_setting(value)
     return named
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from itertools import chain
 
 import numpy as np
 
@@ -16,13 +17,17 @@ from hlat.report.text_format import (
     format_timestamp,
     format_value,
 )
+from hlat.tracking.heldout_rows import find_worse_sources, get_loop_row
 from hlat.tracking.lost_work import END_EVENTS, exclude_scores
 
 _POSITION_KEYS = {"time", "attempt", "step", "event"}
 _EVENTS_WITH_TABLES = ("ledger", "samples")
 """Events that `build_data_table` and `build_sample_tables` show."""
 _MAX_SAMPLES = 12
-_LEDGER_KEYS = {"began", "lost_by_attempt"}
+_HIDDEN_KEYS = {"began", "lost_by_attempt", "clusters", "loop"}
+"""Fields of events that other parts of the report show."""
+HELDOUT_HEADERS = ("Bits per byte", "Standard error", "Documents", "Tokens")
+"""Headers of the last columns of `build_heldout_table`."""
 _MAX_RARE = 3
 """Maximum number of events of a kind that are listed between those of other kinds."""
 
@@ -59,19 +64,30 @@ def build_summary_table(record: RunRecord) -> list[tuple[str, str]]:
 
 
 def build_heldout_table(record: RunRecord) -> list[tuple[str, ...]]:
-    """Return source, and loss and bits per byte at the first and the last evaluation."""
+    """Return a row for each source and their mean.
+
+    It contains loss and bits per byte at the first and the last evaluation, of the same text; and
+    bits per byte, standard error, documents and tokens of all text of the last one.
+    """
     evaluations = list(record.evaluations.values())
     if not evaluations:
         return []
+    first, last = evaluations[0], evaluations[-1]
     loss, bits = (
-        [get_numbers(row, key) for row in (evaluations[0], evaluations[-1])]
+        [get_numbers(get_loop_row(row), key) for row in (first, last)]
         for key in ("loss", "bits_per_byte")
     )
-    names = sorted(
-        {*loss[0], *loss[1], *bits[0], *bits[1]}, key=lambda name: (name == "mean", name)
-    )
+    all_bits, errors = get_numbers(last, "bits_per_byte"), get_numbers(last, "stderr")
+    counts = [get_numbers(last, key) for key in ("documents", "tokens")]
+    decimals = [*loss, *bits, all_bits, errors]
+    worse = find_worse_sources(first, last)
+    names = sorted({*chain(*decimals)}, key=lambda name: (name == "mean", name))
     return [
-        (name, *(format_decimal(values.get(name, math.nan)) for values in (*loss, *bits)))
+        (
+            f"{name} (worse than at the start)" if name in worse else name,
+            *(format_decimal(values.get(name, math.nan)) for values in decimals),
+            *(format_count(values.get(name, math.nan)) for values in counts),
+        )
         for name in names
     ]
 
@@ -158,5 +174,5 @@ def _find_end_event(record: RunRecord) -> Row | None:
 
 
 def _format_details(row: Row) -> str:
-    keys = [key for key in row if key not in _POSITION_KEYS | _LEDGER_KEYS]
+    keys = [key for key in row if key not in _POSITION_KEYS | _HIDDEN_KEYS]
     return "; ".join(f"{key}: {format_value(row[key])}" for key in keys)

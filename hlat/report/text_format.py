@@ -1,8 +1,12 @@
 """Formatting of numbers, times and tables as text, shared by figures, tables and captions."""
 
 import math
-from collections.abc import Iterable, Sequence
+import shutil
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timezone
+from decimal import Decimal
+from itertools import zip_longest
 from typing import Any
 
 from hlat.config.config_errors import escape_control_characters
@@ -14,6 +18,10 @@ _PROPORTIONS = {
     *("acc", "acc_norm", "acc_bytes", "acc_mutual_info", "acc_all", "acc_greedy"),
     *("exact_match", "em", "f1", "mc1", "mc2", "pct_stereotype"),
 }
+_UNLIMITED = 1 << 20
+"""Width of a table that is written to a file or a pipe."""
+_MIN_WRAP = 28
+"""Width of a column of a table below which its cells are not wrapped."""
 _SUFFIXES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
 
 
@@ -81,13 +89,58 @@ def format_duration(seconds: float | None) -> str:
 
 
 def format_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the lines of a table for a terminal, with control characters escaped."""
+    """Return the lines of a table for a terminal, with control characters escaped.
+
+    A table that is wider than the terminal, or than COLUMNS, has its cells wrapped between words.
+    If this is not enough, the last columns follow below, after the first column.
+    """
     headers, *rows = [[escape_control_characters(cell) for cell in row] for row in (headers, *rows)]
-    widths = [max(map(len, column)) for column in zip(headers, *rows, strict=True)]
-    return [
-        "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in (headers, *rows)
+    available = shutil.get_terminal_size((_UNLIMITED, 24)).columns
+    columns = [*zip(headers, *rows, strict=True)]
+    widths = [max(map(len, column)) for column in columns]
+    words = [max(len(word) for word in [*" ".join(cells).split(), ""]) for cells in columns]
+    least = [min(w, max(word, _MIN_WRAP)) for w, word in zip(widths, words, strict=True)]
+    lines: list[str] = []
+    for block in _split_columns(least, available):
+        fitted = _fit_widths([widths[i] for i in block], [least[i] for i in block], available)
+        lines += [""] if lines else []
+        for row in (headers, *rows):
+            lines += _format_row([row[i] for i in block], fitted)
+    return lines
+
+
+def _split_columns(widths: Sequence[int], available: int) -> list[list[int]]:
+    """Return the columns of each block of a table; each begins with the first column."""
+    blocks: list[list[int]] = [[]]
+    for i in range(len(widths)):
+        line_width = _get_line_width([widths[k] for k in (*blocks[-1], i)])
+        if len(blocks[-1]) > 1 and line_width > available:
+            blocks.append([0])
+        blocks[-1].append(i)
+    return blocks
+
+
+def _fit_widths(widths: list[int], least: list[int], available: int) -> list[int]:
+    """Return the widths, with the widest reduced until a line fits or all are at their least."""
+    while _get_line_width(widths) > available and widths != least:
+        i = max(range(len(widths)), key=lambda i: (widths[i] > least[i], widths[i]))
+        widths = [*widths[:i], widths[i] - 1, *widths[i + 1 :]]
+    return widths
+
+
+def _get_line_width(widths: Sequence[int]) -> int:
+    return sum(widths) + 2 * (len(widths) - 1)
+
+
+def _format_row(cells: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
+    """Yield the lines of a row; a cell of several lines begins in the first one."""
+    wrapped = [
+        [cell] if len(cell) <= width else textwrap.wrap(cell, width, break_on_hyphens=False)
+        for cell, width in zip(cells, widths, strict=True)
     ]
+    for parts in zip_longest(*wrapped, fillvalue=""):
+        line = "  ".join(f"{part:<{width}}" for part, width in zip(parts, widths, strict=True))
+        yield line.rstrip()
 
 
 def format_value(value: Any) -> str:
@@ -100,6 +153,20 @@ def format_value(value: Any) -> str:
         return ", ".join(f"{name} {format_value(item)}" for name, item in value.items())
     if isinstance(value, list):
         return ", ".join(map(format_value, value))
+    return str(value)
+
+
+def format_setting(value: Any) -> str:
+    """Return the value of a setting as in an override, such as true, 3e-4 or [1,2]."""
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "null"}[value]
+    if isinstance(value, float) and math.isfinite(value):
+        is_small = 0 < abs(value) < 1e-3
+        return f"{Decimal(repr(value)):e}" if is_small else repr(value).removesuffix(".0")
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{key}:{format_setting(item)}' for key, item in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{','.join(map(format_setting, value))}]"
     return str(value)
 
 

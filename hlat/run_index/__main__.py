@@ -98,7 +98,9 @@ def _compare(runs: "index_file.RunList", names: Sequence[str]) -> list[str]:
     if not column.startswith(run_row.CONFIG_PREFIX):
         raise ConfigError(f"compare={column} is a result; give a setting or at least two runs")
     result = factor_comparison.compare_factor(runs, column.removeprefix(run_row.CONFIG_PREFIX))
-    return [f"{result.metric_label}; paired by seed", *format_table(*build_effect_table(result))]
+    warnings = [f"WARNING: {result.text_problem}"] if result.text_problem else []
+    title = f"{result.metric_label}; paired by seed"
+    return [*warnings, title, *format_table(*build_effect_table(result))]
 
 
 def _select_names(runs: "index_file.RunList", names: Sequence[str]) -> "index_file.RunList":

@@ -7,11 +7,16 @@ import math
 from collections import Counter
 from dataclasses import replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from hlat.config.config_errors import ConfigError
 from hlat.config.study import Direction, StudyConfig
+from hlat.report.heldout_clusters import HELDOUT_METRIC, compute_influences, find_text_problem
 from hlat.report.run_comparison import find_differing_settings
+from hlat.report.run_record import load_run_record
 from hlat.report.study_result import SEED_KEY, StudyPoint, StudyResult, find_unused_seed
-from hlat.report.text_format import format_value
+from hlat.report.text_format import format_setting
 from hlat.run_index.index_file import RunList
 from hlat.run_index.run_row import RunRow, get_value_order
 from hlat.study.paired_test import PointRuns
@@ -29,13 +34,14 @@ def compare_factor(runs: RunList, key: str) -> StudyResult:
     Raises:
         ConfigError: No two runs differ in the setting only; their seeds may differ.
     """
+    runs = runs.drop_copies()
     axes = find_differing_settings(runs.settings)
     axes = {name: values for name, values in axes.items() if not name.startswith("tracking.")}
     seeds = axes.pop(SEED_KEY, [""] * len(runs.rows))
     if key == SEED_KEY:
         raise ConfigError(f"compare={key}: runs are paired by seed; give another setting")
     if key not in axes:
-        values = sorted({format_value(settings.get(key)) for settings in runs.settings})
+        values = sorted({format_setting(settings.get(key)) for settings in runs.settings})
         if len(values) > 1:
             preset = f"{key.partition('.')[0]}.name"
             raise ConfigError(f"compare={key}: {preset} determines the value; compare {preset}")
@@ -49,14 +55,28 @@ def compare_factor(runs: RunList, key: str) -> StudyResult:
         others = [(name, values[i]) for name, values in axes.items()]
         rows = members.setdefault((*others, (key, factor[i])), {})
         rows[find_unused_seed(seeds[i], rows)] = runs.rows[i]
-    points = {point: _build_point(rows, design.metric) for point, rows in members.items()}
+    influences, text_problem = _load_influences(runs, design.metric)
+    points = {p: _build_point(rows, design.metric, influences) for p, rows in members.items()}
     comparisons = analyze_study({point: one.runs for point, one in points.items()}, design)
     if not comparisons:
         raise ConfigError(
             f"compare={key}: no runs differ in it and are otherwise equal; they also differ in "
             f"{', '.join(axes)}"
         )
-    return StudyResult(design, points, comparisons)
+    return StudyResult(design, points, comparisons, text_problem=text_problem)
+
+
+def _load_influences(runs: RunList, metric: str) -> tuple[dict[str, NDArray[np.float64]], str]:
+    """Return the influences of documents by run, and a problem if the evaluated texts differ.
+
+    The index does not contain them. Without a problem, the second value is empty.
+    """
+    if metric.partition(".")[0] != HELDOUT_METRIC:
+        return {}, ""
+    records = [load_run_record(runs.root / row["run"]) for row in runs.rows]
+    influences = zip(runs.rows, compute_influences(records, metric), strict=True)
+    by_run = {row["run"]: each for row, each in influences if each is not None}
+    return by_run, find_text_problem(records, metric)
 
 
 def _find_design(runs: RunList, key: str) -> StudyConfig:
@@ -66,9 +86,8 @@ def _find_design(runs: RunList, key: str) -> StudyConfig:
         tuple(settings.get(f"study.{name}") for name in names) for settings in runs.settings
     )
     metric, direction, stop_worse, value = recorded.most_common(1)[0][0]
-    design = StudyConfig(
-        baseline={} if value is None else {key: format_value(value)}, stop_worse=stop_worse is True
-    )
+    baseline = {} if value is None else {key: format_setting(value)}
+    design = StudyConfig(baseline=baseline, stop_worse=stop_worse is True)
     metric = str(metric or design.metric)
     if all(row.get(metric) is None for row in runs.rows):
         return replace(design, metric=_DEFAULT_METRIC)
@@ -77,11 +96,15 @@ def _find_design(runs: RunList, key: str) -> StudyConfig:
     return replace(design, metric=metric, direction=direction)
 
 
-def _build_point(rows: dict[str, RunRow], metric: str) -> StudyPoint:
+def _build_point(
+    rows: dict[str, RunRow], metric: str, influences: dict[str, NDArray[np.float64]]
+) -> StudyPoint:
     values = {
         seed: float(value)
         for seed, row in rows.items()
         if row["state"] == "finish" and isinstance(value := row.get(metric), int | float)
     }
     diverged = frozenset(seed for seed, row in rows.items() if row["state"] == "diverge")
-    return StudyPoint(PointRuns(values, diverged), tuple(r["run"] for r in rows.values()), math.nan)
+    by_seed = {s: influences[row["run"]] for s, row in rows.items() if row["run"] in influences}
+    names = tuple(row["run"] for row in rows.values())
+    return StudyPoint(PointRuns(values, diverged, by_seed), names, math.nan)

@@ -29,6 +29,7 @@ import orjson
 from hlat.config.config_errors import ConfigError
 from hlat.data.data_cache import get_cache_dir
 from hlat.run_index.run_row import CONFIG_PREFIX, RunRow, Settings, build_run_row, is_ended
+from hlat.tracking import finished_runs
 
 INDEX_NAME = ".hlat_runs.sqlite"
 """Name of the index in the root."""
@@ -66,6 +67,10 @@ class RunList:
     def select(self, indices: Iterable[int]) -> "RunList":
         """Return the runs at `indices`."""
         return RunList(self.root, [self.rows[i] for i in indices], self.fresh_settings)
+
+    def drop_copies(self) -> "RunList":
+        """Return the runs without copies of others among them."""
+        return self.select(finished_runs.find_distinct(self.rows))
 
 
 def load_run_list(root: Path, rebuild: bool = False) -> RunList:

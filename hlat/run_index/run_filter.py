@@ -12,9 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 from hlat.config.config_errors import ConfigError
-from hlat.report.text_format import format_value
 from hlat.run_index.index_file import RunList, resolve_columns
-from hlat.run_index.run_row import CONFIG_PREFIX, get_value, get_value_order
+from hlat.run_index.run_row import CONFIG_PREFIX, format_column, get_value, get_value_order
 
 _OPERATORS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.Eq: operator.eq,
@@ -63,7 +62,7 @@ def format_known_values(runs: RunList, expression: str) -> list[str]:
         is_setting = column.startswith(CONFIG_PREFIX)
         settings = runs.settings if is_setting else [{}] * len(runs.rows)
         pairs = zip(runs.rows, settings, strict=True)
-        values = {format_value(get_value(row, each, column)) for row, each in pairs}
+        values = {format_column(row, each, column) for row, each in pairs}
         shown = sorted(values, key=get_value_order)
         more = ", ..." if len(shown) > _MAX_SHOWN_VALUES else ""
         lines.append(f"{column}: {', '.join(shown[:_MAX_SHOWN_VALUES])}{more}")

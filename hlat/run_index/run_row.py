@@ -10,6 +10,7 @@ from hlat.config.config_errors import ConfigError
 from hlat.config.recorded_config import load_flat_settings
 from hlat.report.run_record import RunRecord, load_run_record
 from hlat.report.summary_tables import get_run_state
+from hlat.report.text_format import format_setting, format_value
 from hlat.tracking.lost_work import END_EVENTS
 from hlat.tracking.summary_metrics import compute_summary_metrics
 
@@ -43,6 +44,7 @@ def build_run_row(run_dir: Path, root: Path) -> tuple[RunRow, Settings]:
         "data": _digest(provenance.get("data")),
         "host": hosts[0] if isinstance(hosts, list) and hosts else None,
         "identity": provenance.get("identity"),
+        "copy_of": provenance.get("copy_of"),
     }
     return row, settings
 
@@ -57,6 +59,12 @@ def get_value(row: RunRow, settings: Settings, column: str) -> Any:
     if column.startswith(CONFIG_PREFIX):
         return settings.get(column.removeprefix(CONFIG_PREFIX))
     return row.get(column)
+
+
+def format_column(row: RunRow, settings: Settings, column: str) -> str:
+    """Return the value of a column as text; of a setting as in an override."""
+    value = get_value(row, settings, column)
+    return format_setting(value) if column.startswith(CONFIG_PREFIX) else format_value(value)
 
 
 def get_value_order(text: str) -> tuple[float, str]:

@@ -12,11 +12,12 @@ from hlat.report.text_format import (
     UNKNOWN,
     format_count,
     format_decimal,
+    format_setting,
     format_timestamp,
     format_value,
 )
 from hlat.run_index.index_file import RunList, resolve_columns
-from hlat.run_index.run_row import CONFIG_PREFIX, RunRow, get_value, get_value_order
+from hlat.run_index.run_row import CONFIG_PREFIX, RunRow, format_column, get_value_order
 from hlat.study.paired_test import compute_mean_interval
 
 FILE_SUFFIXES = (".csv", ".parquet")
@@ -82,7 +83,7 @@ def format_run_list(runs: RunList, columns: Sequence[str]) -> tuple[list[str], l
             for key, format_cell in _COLUMNS.items()
         ]
         settings = runs.settings[i] if columns else {}
-        cells += [format_value(get_value(row, settings, column)) for column in columns]
+        cells += [format_column(row, settings, column) for column in columns]
         rows.append([row["run"], *cells])
     return headers, rows
 
@@ -94,11 +95,12 @@ def format_groups(
 
     Metrics are those of finished runs; `metrics` are further ones.
     """
+    runs = runs.drop_copies()
     columns = resolve_columns(runs, columns)
     metrics = [*_GROUP_METRICS, *resolve_columns(runs, metrics)]
     groups: dict[tuple[str, ...], list[RunRow]] = {}
     for row, settings in zip(runs.rows, runs.settings, strict=True):
-        key = tuple(format_value(get_value(row, settings, column)) for column in columns)
+        key = tuple(format_column(row, settings, column) for column in columns)
         groups.setdefault(key, []).append(row)
     rows = []
     for key, members in sorted(groups.items(), key=lambda group: [*map(get_value_order, group[0])]):
@@ -118,7 +120,7 @@ def format_differences(runs: RunList) -> tuple[list[str], list[list[str]]]:
         if len({*values}) > 1:
             rows.append([column, *values])
     for key in sorted({key for settings in runs.settings for key in settings}):
-        values = [format_value(settings.get(key)) for settings in runs.settings]
+        values = [format_setting(settings.get(key)) for settings in runs.settings]
         if len({*values}) > 1:
             rows.append([f"{CONFIG_PREFIX}{key}", *values])
     return ["differs", *(row["run"] for row in runs.rows)], rows

@@ -23,10 +23,10 @@ from hlat.plan.study_plan import (
 from hlat.report.text_format import (
     UNKNOWN,
     format_duration,
+    format_setting,
     format_short,
     format_table,
     format_usd,
-    format_value,
 )
 from hlat.run_index.earlier_runs import EarlierRuns, summarize_earlier_runs
 
@@ -151,11 +151,7 @@ def _format_headline(forecast: StudyForecast) -> str:
 def _format_axis(key: str, forecast: StudyForecast) -> str:
     baseline = forecast.design.baseline.get(key)
     text = f"{key}: {', '.join(forecast.sweep.axes[key])}"
-    return text if baseline is None else f"{text}; baseline {_format_override(baseline)}"
-
-
-def _format_override(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else format_value(value)
+    return text if baseline is None else f"{text}; baseline {format_setting(baseline)}"
 
 
 def _build_cost_rows(costs: Sequence[RunCost], total: RunCost) -> list[list[str]]:

@@ -3,10 +3,11 @@
     run, checkpoint, average or Hugging Face directory -> engine -> OpenAI's API and a chat page
 
 On a machine with a GPU and vLLM, vLLM serves an export of the model. Otherwise one process of hlat
-generates one text after another. See docs/generate.md.
+decodes the requests in a batch. See docs/generate.md.
 """
 
 import argparse
+import contextlib
 import errno
 import importlib.util
 import os
@@ -17,7 +18,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,13 +40,16 @@ examples:
 Open the address in a browser for the chat page. A program uses it like OpenAI's API:
   curl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' \\
       -d '{"prompt": "def main(", "max_tokens": 64}'
-Requests wait for each other. Ctrl-C stops the server. See docs/generate.md."""
+Ctrl-C stops the server after the running requests. See docs/generate.md."""
 
 _LOOPBACK_HOSTS = ("127.0.0.1", "localhost")
 _GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd")
 """Device files of Nvidia's and AMD's drivers."""
-_STOP_TIMEOUT_S = 1
-"""Time for requests and the generation to end after Ctrl-C."""
+_FINISH_LIMIT_S = 20
+"""Time for generations to finish after a signal; a second signal ends them."""
+_STOP_TIMEOUT_S = 2
+"""Further time for requests to end with an error, and for the engine."""
+_STOP_MESSAGE = f"finishing generations, at most {_FINISH_LIMIT_S} s; Ctrl-C ends them now\n"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -133,11 +136,15 @@ def _run_server(generator: "TextGenerator", name: str, host: str, port: int) -> 
     generations = GenerationQueue(generator)
 
     class Server(uvicorn.Server):
-        """Server that also ends the generations at a signal, so that their streams end."""
+        """Server that ends the generations after a signal, so that their responses end."""
 
         def handle_exit(self, sig: int, frame: "FrameType | None") -> None:
-            generations.stop()
-            super().handle_exit(sig, frame)
+            is_first = not self.should_exit
+            generations.stop(_FINISH_LIMIT_S if is_first else 0)
+            self.should_exit = True  # uvicorn's method would drop responses or raise the signal
+            if is_first:
+                with contextlib.suppress(OSError):  # Ctrl-C also ends `tee`, which reads stderr
+                    os.write(sys.stderr.fileno(), _STOP_MESSAGE.encode())
 
     app = build_app(generator, generations, name, is_local=host in _LOOPBACK_HOSTS)
     server = Server(
@@ -148,7 +155,7 @@ def _run_server(generator: "TextGenerator", name: str, host: str, port: int) -> 
             log_level="warning",
             access_log=False,
             server_header=False,
-            timeout_graceful_shutdown=_STOP_TIMEOUT_S,
+            timeout_graceful_shutdown=_FINISH_LIMIT_S + _STOP_TIMEOUT_S,
         )
     )
     with _open_socket(host, port) as listener:
@@ -157,8 +164,7 @@ def _run_server(generator: "TextGenerator", name: str, host: str, port: int) -> 
             f"serving {name} at http://{shown}:{listener.getsockname()[1]}  (Ctrl-C stops)",
             flush=True,
         )
-        with suppress(KeyboardInterrupt):  # uvicorn raises the signal again after it has stopped
-            server.run(sockets=[listener])
+        server.run(sockets=[listener])
     if not generations.join(_STOP_TIMEOUT_S):
         sys.stdout.flush()
         os._exit(ExitCode.FINISHED)  # the engine computes a long prompt

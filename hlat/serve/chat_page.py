@@ -6,6 +6,7 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
+from hlat.generate.sampling_settings import SamplingSettings
 from hlat.report import report_templates
 
 _DIRECTORY = Path(__file__).parent
@@ -32,6 +33,7 @@ def render_chat_page(model: str, has_chat_template: bool) -> str:
     return environment.get_template("chat_page.html.j2").render(
         model=model,
         has_chat_template=has_chat_template,
+        settings=SamplingSettings(),
         palette_css=PALETTE_CSS,
         script=_SCRIPT,
     )

@@ -1,13 +1,12 @@
 """ASGI application with OpenAI's API for one model, and a chat page at `/`."""
 
 import asyncio
-import json
 import time
 import traceback
-import uuid
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -18,13 +17,23 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 
 from hlat.config.config_errors import ConfigError
-from hlat.generate.text_generator import Completion, TextGenerator
+from hlat.generate.text_generator import PromptTooLongError, TextGenerator
 from hlat.serve import chat_page
-from hlat.serve.completion_requests import CompletionRequest, RequestError, parse_request
+from hlat.serve.completion_requests import (
+    CompletionRequest,
+    RequestError,
+    parse_json_body,
+    parse_request,
+)
+from hlat.serve.generation import Finish, GenerationRequest, TextPart
 from hlat.serve.generation_queue import GenerationQueue, UnavailableError
+from hlat.serve.openai_responses import ResponseFormat, Usage, format_event
 
+T = TypeVar("T")
 MAX_BODY_BYTES = 8 << 20
 _DISCONNECT_POLL_S = 0.5
+_CLIENT_CLOSED_REQUEST = 499
+"""Status of nginx for a client that disconnects; no client reads it."""
 _LOCAL_HOSTS = ("127.0.0.1", "localhost")
 
 
@@ -62,6 +71,8 @@ class _Api:
     def __init__(self, generator: TextGenerator, generations: GenerationQueue, model: str) -> None:
         self._generator, self._generations, self._model = generator, generations, model
         self._created = int(time.time())
+        self._parser_thread = ThreadPoolExecutor(1, "parser")
+        """One thread, because a tokenizer has a state while it encodes special tokens."""
         self._render_page = cache(
             lambda: chat_page.render_chat_page(model, generator.chat_format.template is not None)
         )
@@ -102,155 +113,125 @@ class _Api:
         }
 
     async def _respond(self, request: Request, is_chat: bool) -> Response:
-        body = await _read_json(request)
-        parsed = parse_request(body, self._model, is_chat, self._generator.context_length)
-        prompts = self._encode(parsed, is_chat)
-        answer = _Answer(self._model, is_chat)
-        if parsed.stream:
-            chunks = self._stream(answer, parsed, prompts)
-            first = await anext(chunks)  # an error before the first text is an HTTP error
-            return StreamingResponse(_chain(first, chunks), media_type="text/event-stream")
-        completions = [
-            await _run_while_connected(request, self._collect(prompt, parsed)) for prompt in prompts
+        body = await _read_body(request)
+        parsed, prompts = await self._run_in_thread(self._parse, body, is_chat)
+        generations = [
+            GenerationRequest(prompt, parsed.settings, index, parsed.num_top, parsed.echo)
+            for prompt in prompts
+            for index in range(parsed.num_samples)
         ]
-        return JSONResponse(answer.build_response(completions))
+        answer = ResponseFormat(self._model, is_chat, parsed.num_top is not None)
+        num_prompt_tokens = sum(map(len, prompts))
+        if parsed.stream:
+            events = self._stream(answer, generations, num_prompt_tokens, parsed.include_usage)
+            # An error before the first text is an HTTP error
+            first = await _run_while_connected(request, anext(events))
+            return StreamingResponse(_chain(first, events), media_type="text/event-stream")
+        work = self._collect(answer, generations, num_prompt_tokens)
+        content = await _run_while_connected(request, work)
+        return Response(content, media_type="application/json")
 
-    def _encode(self, parsed: CompletionRequest, is_chat: bool) -> list[list[int]]:
+    async def _run_in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Return the result of a function that would block the event loop."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._parser_thread, function, *arguments)
+
+    def _parse(self, body: bytes, is_chat: bool) -> tuple[CompletionRequest, list[list[int]]]:
+        """Return the request of a body, and the token ids of its prompts."""
+        generator = self._generator
+        limits = generator.context_length, generator.tokenizer.vocab_size
+        parsed = parse_request(parse_json_body(body), self._model, is_chat, *limits)
         try:
             if is_chat:
-                return [self._generator.encode_chat(parsed.messages)]
-            return [self._generator.encode(prompt) for prompt in parsed.prompts]
-        except ConfigError as error:
+                return parsed, [generator.encode_chat(parsed.messages)]
+            return parsed, [
+                generator.encode(prompt) if isinstance(prompt, str) else prompt
+                for prompt in parsed.prompts
+            ]
+        except PromptTooLongError as error:
             param = "messages" if is_chat else "prompt"
             raise RequestError(str(error), param, code="context_length_exceeded") from error
+        except ConfigError as error:  # without the path of the server
+            message = str(error).replace(str(generator.tokenizer.file), "the tokenizer")
+            raise RequestError(message, "messages" if is_chat else "prompt") from error
 
-    async def _collect(self, prompt: list[int], parsed: CompletionRequest) -> Completion:
-        async for item in self._generate(prompt, parsed):
-            if isinstance(item, Completion):
-                return item
-        raise AssertionError("a generation ends with its completion")
+    async def _collect(
+        self, answer: ResponseFormat, generations: list[GenerationRequest], num_prompt_tokens: int
+    ) -> bytes:
+        """Return the response with all completions."""
+        parts: list[list[TextPart]] = [[] for _ in generations]
+        reasons = ["" for _ in generations]
+        num_tokens = 0
+        async for index, item in self._generate(generations):
+            if isinstance(item, TextPart):
+                parts[index].append(item)
+            else:
+                reasons[index] = item.reason
+                num_tokens += item.num_tokens
+        completions = list(zip(parts, reasons, strict=True))
+        usage = Usage(num_prompt_tokens, num_tokens)
+        # In a thread, because log-probabilities of long prompts are megabytes of JSON
+        return await asyncio.to_thread(answer.encode_response, completions, usage)
 
     async def _stream(
-        self, answer: "_Answer", parsed: CompletionRequest, prompts: list[list[int]]
+        self,
+        answer: ResponseFormat,
+        generations: list[GenerationRequest],
+        num_prompt_tokens: int,
+        include_usage: bool,
     ) -> AsyncIterator[str]:
         """Yield server-sent events."""
-        completions = []
-        for index, prompt in enumerate(prompts):
-            generation = self._generate(prompt, parsed)
-            item = await anext(generation)
-            if answer.is_chat:
-                yield _format_event(answer.build_chunk(index, role="assistant"))
-            while not isinstance(item, Completion):
-                yield _format_event(answer.build_chunk(index, text=item))
-                item = await anext(generation)
-            yield _format_event(answer.build_chunk(index, finish_reason=item.finish_reason))
-            completions.append(item)
-        if parsed.include_usage:
-            yield _format_event(answer.build_usage_chunk(completions))
+        started, num_tokens = set(), 0
+        async for index, item in self._generate(generations):
+            if answer.is_chat and index not in started:
+                started.add(index)
+                yield format_event(answer.build_role_chunk(index))
+            if isinstance(item, TextPart):
+                yield format_event(answer.build_chunk(index, item))
+            else:
+                num_tokens += item.num_tokens
+                yield format_event(answer.build_finish_chunk(index, item.reason))
+        if include_usage:
+            yield format_event(answer.build_usage_chunk(Usage(num_prompt_tokens, num_tokens)))
         yield "data: [DONE]\n\n"
 
     async def _generate(
-        self, prompt: list[int], parsed: CompletionRequest
-    ) -> AsyncIterator[str | Completion]:
+        self, generations: list[GenerationRequest]
+    ) -> AsyncIterator[tuple[int, TextPart | Finish]]:
         try:
-            async for item in self._generations.generate(prompt, parsed.settings):
+            async for item in self._generations.generate(generations):
                 yield item
         except UnavailableError as error:
-            raise RequestError(str(error), status=503, code="overloaded") from error
+            raise RequestError(str(error), status=503, code=error.code) from error
 
 
-class _Answer:
-    """JSON of the answers to one request."""
-
-    def __init__(self, model: str, is_chat: bool) -> None:
-        self.is_chat = is_chat
-        prefix, kind = ("chatcmpl", "chat.completion") if is_chat else ("cmpl", "text_completion")
-        self._head = {
-            "id": f"{prefix}-{uuid.uuid4().hex}",
-            "object": kind,
-            "created": int(time.time()),
-            "model": model,
-        }
-
-    def build_response(self, completions: Sequence[Completion]) -> dict[str, Any]:
-        """Return the response to a request without `stream`."""
-        choices = [
-            {
-                "index": index,
-                **(
-                    {"message": {"role": "assistant", "content": completion.text}}
-                    if self.is_chat
-                    else {"text": completion.text}
-                ),
-                "logprobs": None,
-                "finish_reason": completion.finish_reason,
-            }
-            for index, completion in enumerate(completions)
-        ]
-        return self._head | {"choices": choices, "usage": _build_usage(completions)}
-
-    def build_chunk(
-        self,
-        index: int,
-        text: str | None = None,
-        finish_reason: str | None = None,
-        role: str | None = None,
-    ) -> dict[str, Any]:
-        """Return a part of a streamed response."""
-        if self.is_chat:
-            delta = {"role": role, "content": ""} if role else {}
-            content: dict[str, Any] = {"delta": delta if text is None else {"content": text}}
-        else:
-            content = {"text": text or ""}
-        choice = {"index": index, **content, "logprobs": None, "finish_reason": finish_reason}
-        return self._build_chunk_head() | {"choices": [choice]}
-
-    def build_usage_chunk(self, completions: Sequence[Completion]) -> dict[str, Any]:
-        """Return the last part of a streamed response, with the number of tokens."""
-        return self._build_chunk_head() | {"choices": [], "usage": _build_usage(completions)}
-
-    def _build_chunk_head(self) -> dict[str, Any]:
-        return self._head | ({"object": "chat.completion.chunk"} if self.is_chat else {})
-
-
-def _build_usage(completions: Sequence[Completion]) -> dict[str, int]:
-    prompt_tokens = sum(completion.num_prompt_tokens for completion in completions)
-    completion_tokens = sum(completion.num_tokens for completion in completions)
-    return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": completion_tokens,
-        "total_tokens": prompt_tokens + completion_tokens,
-    }
-
-
-async def _read_json(request: Request) -> Any:
-    """Return the JSON body of a request.
+async def _read_body(request: Request) -> bytes:
+    """Return the body of a request.
 
     Another content type is rejected, since pages of other origins may send it without the consent
     of this server (CORS).
     """
-    if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip()
+    if media_type.lower() != "application/json":
         raise RequestError("Content-Type is not application/json", status=415)
     body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > MAX_BODY_BYTES:
-            raise RequestError(f"the body has more than {MAX_BODY_BYTES} bytes", status=413)
     try:
-        return json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise RequestError(f"the body is not JSON ({error})") from error
+        async for part in request.stream():
+            body += part
+            if len(body) > MAX_BODY_BYTES:
+                raise RequestError(f"the body has more than {MAX_BODY_BYTES} bytes", status=413)
+    except ClientDisconnect as error:
+        raise _build_disconnect_error() from error
+    return bytes(body)
 
 
-async def _run_while_connected(
-    request: Request, work: Coroutine[Any, Any, Completion]
-) -> Completion:
+async def _run_while_connected(request: Request, work: Awaitable[T]) -> T:
     """Return the result of `work`, which is cancelled if the client disconnects."""
     task = asyncio.ensure_future(work)
     try:
         while not (await asyncio.wait({task}, timeout=_DISCONNECT_POLL_S))[0]:
             if await request.is_disconnected():
-                raise ClientDisconnect
+                raise _build_disconnect_error()
         return task.result()
     finally:
         task.cancel()
@@ -263,14 +244,14 @@ async def _chain(first: str, rest: AsyncIterator[str]) -> AsyncIterator[str]:
         async for event in rest:
             yield event
     except RequestError as error:
-        yield _format_event(error.to_json())
+        yield format_event(error.to_json())
     except Exception as error:
         traceback.print_exc()
-        yield _format_event(_build_failure(error).to_json())
+        yield format_event(_build_failure(error).to_json())
 
 
-def _format_event(data: dict[str, Any]) -> str:
-    return f"data: {json.dumps(data, ensure_ascii=False)}\n\n"
+def _build_disconnect_error() -> RequestError:
+    return RequestError("the client has disconnected", status=_CLIENT_CLOSED_REQUEST)
 
 
 def _build_failure(error: Exception) -> RequestError:

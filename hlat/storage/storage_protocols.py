@@ -5,6 +5,7 @@ and `dask`, and `::` chains file systems. URLs in files of others, such as
 `checkpoints_are_in.txt` and configurations, must not select them.
 """
 
+import functools
 import os
 from typing import Any
 
@@ -30,6 +31,8 @@ def open_filesystem(url: str) -> tuple[Any, str]:
     from fsspec.core import split_protocol, url_to_fs  # deferred: local paths do not need it
 
     allowed = [*PROTOCOLS, *filter(None, os.environ.get(PROTOCOLS_ENV, "").split(","))]
+    if url.startswith("/"):  # never a chain, although names of files may contain ::
+        return _get_local_filesystem(), url.rstrip("/") or "/"
     protocol = split_protocol(url)[0] or "file"
     if "::" in url:
         raise ConfigError(f"{url} is not allowed, since chained URLs (::) can execute code")
@@ -40,3 +43,10 @@ def open_filesystem(url: str) -> tuple[Any, str]:
         )
     filesystem, path = url_to_fs(url)
     return filesystem, path
+
+
+@functools.cache
+def _get_local_filesystem() -> Any:
+    from fsspec.implementations.local import LocalFileSystem
+
+    return LocalFileSystem()

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import fmean
 
+import numpy as np
+
 from hlat.config.study import Direction, StudyConfig
 from hlat.study.paired_test import PairedDifference, PointRuns, adjust_p_values, compare_paired
 from hlat.study.study_analysis import Point, find_baselines, format_point_pair
@@ -91,11 +93,21 @@ def _average(runs: Iterable[PointRuns]) -> PointRuns:
     runs = list(runs)
     seeds = set.intersection(*[{*one.values} for one in runs])
     values = {seed: fmean(one.values[seed] for one in runs) for seed in seeds}
-    return PointRuns(values, frozenset().union(*[one.diverged for one in runs]))
+    influences = {
+        seed: np.mean([one.influences[seed] for one in runs], axis=0)
+        for seed in seeds
+        if all(seed in one.influences for one in runs)
+    }
+    return PointRuns(values, frozenset().union(*[one.diverged for one in runs]), influences)
 
 
 def _subtract(one: PointRuns, other: PointRuns) -> PointRuns:
     """Return the difference of each seed that finished with both."""
     return PointRuns(
-        {s: value - other.values[s] for s, value in one.values.items() if s in other.values}
+        {s: value - other.values[s] for s, value in one.values.items() if s in other.values},
+        influences={
+            s: influence - other.influences[s]
+            for s, influence in one.influences.items()
+            if s in other.influences
+        },
     )

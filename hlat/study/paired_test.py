@@ -20,10 +20,15 @@ from hlat.study.sequential_test import are_equal, compute_sequential_p_value
 
 @dataclass(frozen=True)
 class PointRuns:
-    """Runs of a point by seed: metric of each finished run, and seeds that diverged."""
+    """Runs of a point by seed: metric of each finished run, and seeds that diverged.
+
+    `influences` are those of the documents of an evaluation set on the metric, where known: the sum
+    of the squared differences between two runs is the variance of their difference over documents.
+    """
 
     values: Mapping[str, float]
     diverged: frozenset[str] = field(default_factory=frozenset)
+    influences: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
 
     @property
     def num_ended(self) -> int:
@@ -46,6 +51,8 @@ class PairedDifference:
         effect_size: Mean over standard deviation, corrected for few pairs (Hedges 1981).
         num_diverged: Diverged runs of the point, among seeds that ended with both.
         num_baseline_diverged: Diverged runs of the baseline.
+        evaluation_error: Standard error of the mean difference over documents of the evaluation
+            set, which interval and p value contain; NaN if unknown.
     """
 
     num_pairs: int
@@ -57,6 +64,7 @@ class PairedDifference:
     effect_size: float
     num_diverged: int = 0
     num_baseline_diverged: int = 0
+    evaluation_error: float = math.nan
 
 
 def compare_paired(
@@ -82,17 +90,19 @@ def compare_paired(
     differences = -finite if higher_is_better else finite
     mean = float(differences.mean()) if len(differences) else math.nan
     std = float(differences.std(ddof=1)) if len(differences) > 1 else math.nan
-    margin = _compute_margin(std, len(differences), confidence)
+    evaluation_error = _compute_evaluation_error(point, baseline)
+    margin = _compute_margin(std, len(differences), confidence, evaluation_error)
     return PairedDifference(
         num_pairs=len(differences),
         mean=mean,
         std=std,
         low=mean - margin,
         high=mean + margin,
-        p_value=_compute_p_value(losses, num_planned),
+        p_value=_compute_p_value(losses, num_planned, evaluation_error),
         effect_size=_compute_effect_size(mean, std, len(differences)),
         num_diverged=len(point.diverged & (baseline.values.keys() | baseline.diverged)),
         num_baseline_diverged=len(baseline.diverged & (point.values.keys() | point.diverged)),
+        evaluation_error=evaluation_error,
     )
 
 
@@ -151,13 +161,27 @@ def _list_losses(
     return np.array([losses[seed] for seed in sorted(losses, key=_get_seed_order)], np.float64)
 
 
-def _compute_p_value(losses: NDArray[np.float64], num_planned: int | None) -> float:
-    """Return the p value of differences that are positive if the point is worse."""
+def _compute_evaluation_error(point: PointRuns, baseline: PointRuns) -> float:
+    """Return the standard error over documents of the mean difference; NaN if unknown."""
+    seeds = point.values.keys() & baseline.values.keys()
+    if not seeds or not seeds <= point.influences.keys() & baseline.influences.keys():
+        return math.nan
+    differences = [point.influences[seed] - baseline.influences[seed] for seed in seeds]
+    return float(np.linalg.norm(np.mean(differences, axis=0)))
+
+
+def _compute_p_value(
+    losses: NDArray[np.float64], num_planned: int | None, evaluation_error: float
+) -> float:
+    """Return the p value of differences that are positive if the point is worse.
+
+    That of a study with several tests is not below the p value with the evaluation error.
+    """
     finite = losses[np.isfinite(losses)]
-    if num_planned is None:
-        p_value = _compute_t_test_p_value(finite)
-    else:
-        p_value = compute_sequential_p_value(finite, num_planned)
+    p_value = _compute_t_test_p_value(finite, evaluation_error)
+    if num_planned is not None:
+        sequential = compute_sequential_p_value(finite, num_planned)
+        p_value = max(sequential, p_value if evaluation_error > 0 else 0.0)
     if len(finite) == len(losses):
         return p_value
     if num_planned is None:
@@ -170,23 +194,36 @@ def _compute_p_value(losses: NDArray[np.float64], num_planned: int | None) -> fl
     return min(1.0, 2 * min(p_value, rank_p_value))
 
 
-def _compute_t_test_p_value(differences: NDArray[np.float64]) -> float:
+def _compute_t_test_p_value(differences: NDArray[np.float64], evaluation_error: float) -> float:
     from scipy import special  # scipy.stats takes most of a second to import
 
     if len(differences) < 2:
         return math.nan
-    if are_equal(differences):
+    if are_equal(differences) and not evaluation_error > 0:
         return 1.0 if differences[0] == 0 else 0.0
-    error = differences.std(ddof=1) / math.sqrt(len(differences))
+    error = _compute_error(float(differences.std(ddof=1)), len(differences), evaluation_error)
     return float(2 * special.stdtr(len(differences) - 1, -abs(differences.mean()) / error))
 
 
-def _compute_margin(std: float, count: int, confidence: float) -> float:
+def _compute_margin(
+    std: float, count: int, confidence: float, evaluation_error: float = math.nan
+) -> float:
     from scipy import special
 
     if count < 2:
         return math.nan
-    return float(special.stdtrit(count - 1, (1 + confidence) / 2)) * std / math.sqrt(count)
+    error = _compute_error(std, count, evaluation_error)
+    return float(special.stdtrit(count - 1, (1 + confidence) / 2)) * error
+
+
+def _compute_error(std: float, count: int, evaluation_error: float) -> float:
+    """Return the standard error of a mean over seeds, and over documents if that is known.
+
+    Both contain the interaction of seeds and documents, which makes the sum slightly too large. The
+    degrees of freedom are those of the seeds, the fewer.
+    """
+    from_seeds = std / math.sqrt(count)
+    return from_seeds if math.isnan(evaluation_error) else math.hypot(from_seeds, evaluation_error)
 
 
 def _compute_effect_size(mean: float, std: float, count: int) -> float:

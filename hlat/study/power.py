@@ -26,6 +26,8 @@ def compute_power(difference: float, std: float, num_seeds: int, alpha: float = 
     """
     from scipy import special
 
+    if std == 0:
+        return float(difference != 0)
     degrees = num_seeds - 1
     critical = float(special.stdtrit(degrees, 1 - alpha / 2))
     shift = abs(difference) * math.sqrt(num_seeds) / std
@@ -46,18 +48,28 @@ def compute_detectable_difference(
 
 
 def compute_required_seeds(
-    difference: float, std: float, alpha: float = 0.05, power: float = 0.8
+    difference: float,
+    std: float,
+    alpha: float = 0.05,
+    power: float = 0.8,
+    evaluation_error: float = 0.0,
 ) -> int | None:
     """Return the smallest number of seeds that finds a difference with probability `power`.
 
-    None: more than `MAX_SEEDS`.
+    None: more than `MAX_SEEDS`. More seeds do not reduce `evaluation_error`, the standard error of
+    the difference over documents.
     """
-    if difference == 0 or compute_power(difference, std, MAX_SEEDS, alpha) < power:
+
+    def compute(num_seeds: int) -> float:
+        total = math.hypot(std, evaluation_error * math.sqrt(num_seeds))
+        return compute_power(difference, total, num_seeds, alpha)
+
+    if difference == 0 or compute(MAX_SEEDS) < power:
         return None
     low, high = 1, MAX_SEEDS
     while high - low > 1:
         middle = (low + high) // 2
-        enough = compute_power(difference, std, middle, alpha) >= power
+        enough = compute(middle) >= power
         low, high = (low, middle) if enough else (middle, high)
     return high
 

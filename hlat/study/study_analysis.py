@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
+import numpy as np
+
 from hlat.config.study import Direction, StudyConfig
 from hlat.study.paired_test import PairedDifference, PointRuns, adjust_p_values, compare_paired
 from hlat.study.power import compute_required_seeds
@@ -94,31 +96,54 @@ def find_baselines(
 
 def format_point(point: Point) -> str:
     """Return the factors of a point as overrides."""
-    return " ".join(f"{key}={value}" for key, value in point) or "all runs"
+    return " ".join(f"{key.removesuffix('.name')}={value}" for key, value in point) or "all runs"
 
 
 def format_point_pair(point: Point, baseline: Point) -> str:
     """Return what is compared with what, such as `lr=2 - lr=1 (beta2=0.9)`."""
-    changed = [(one, other) for one, other in zip(point, baseline, strict=True) if one != other]
-    common = tuple(one for one, other in zip(point, baseline, strict=True) if one == other)
+    one, other, common = _format_sides(point, baseline)
+    return f"{one} - {other}" + (f" ({common})" if common else "")
+
+
+def format_answer(comparison: Comparison, design: StudyConfig) -> str:
+    """Return the verdict as a sentence, without its numbers."""
+    one, other, common = _format_sides(comparison.point, comparison.baseline)
+    if comparison.verdict is Verdict.undecided:
+        missing = _format_missing_seeds(comparison)
+        sentence = f"the seeds do not decide between {one} and {other}: {missing}"
+    elif comparison.verdict is Verdict.equal:
+        margin = _format_number(design.smallest_difference or 0.0)
+        sentence = f"{one} and {other} do not differ by {margin} or more"
+    else:
+        sentence = f"{one} is {comparison.verdict.value} than {other}"
+    context = f"with {common}, " if common else ""
+    return f"{context}{sentence}{_format_diverged(comparison.difference)}"
+
+
+def _format_sides(point: Point, baseline: Point) -> tuple[str, str, str]:
+    """Return the settings in which two points differ, of each one, and their common settings."""
+    pairs = [*zip(point, baseline, strict=True)]
+    changed = [(one, other) for one, other in pairs if one != other]
+    common = tuple(one for one, other in pairs if one == other)
     ones, others = (format_point(tuple(side)) for side in zip(*changed, strict=True))
-    return f"{ones} - {others}" + (f" ({format_point(common)})" if common else "")
+    return ones, others, format_point(common) if common else ""
 
 
 def format_verdict(comparison: Comparison, design: StudyConfig) -> str:
     """Return the verdict in words, with what the seeds would need if they do not support one."""
-    difference = comparison.difference
     text = comparison.verdict.value
     if comparison.verdict is Verdict.equal:
         text = f"no difference of {_format_number(design.smallest_difference or 0.0)} or more"
     elif comparison.verdict is Verdict.undecided:
         text = f"not decided: {_format_missing_seeds(comparison)}"
-    if difference.num_diverged or difference.num_baseline_diverged:
-        text += (
-            f"; diverged with {_format_seeds(difference.num_diverged)}, the baseline with "
-            f"{difference.num_baseline_diverged}"
-        )
-    return text
+    return f"{text}{_format_diverged(comparison.difference)}"
+
+
+def _format_diverged(difference: PairedDifference) -> str:
+    if not difference.num_diverged and not difference.num_baseline_diverged:
+        return ""
+    seeds = _format_seeds(difference.num_diverged)
+    return f"; diverged with {seeds}, the baseline with {difference.num_baseline_diverged}"
 
 
 def _format_missing_seeds(comparison: Comparison) -> str:
@@ -127,7 +152,14 @@ def _format_missing_seeds(comparison: Comparison) -> str:
         return f"a test needs {_format_seeds(missing, 'more ')} with the baseline"
     difference = _format_number(comparison.detectable)
     if comparison.num_more_seeds is None:
-        return f"no feasible number of seeds would detect a difference of {difference}"
+        text = f"no feasible number of seeds would detect a difference of {difference}"
+        error = comparison.difference.evaluation_error
+        if error > comparison.detectable / 2:
+            text += (
+                f"; the standard error of the held-out text is {_format_number(error)}, hold out "
+                "more documents"
+            )
+        return text
     seeds = _format_seeds(comparison.num_more_seeds, "more ")
     return f"{seeds} would detect a difference of {difference}"
 
@@ -145,9 +177,12 @@ def _decide(comparison: Comparison, design: StudyConfig, num_comparisons: int) -
     alpha = design.alpha / num_comparisons
     if math.isnan(difference.std):
         return replace(comparison, num_more_seeds=_count_missing_ranks(difference, alpha))
+    evaluation_error = float(np.nan_to_num(difference.evaluation_error))
     candidates = [abs(difference.mean)] if margin is None else [margin, abs(difference.mean)]
     for detectable in candidates:
-        required = compute_required_seeds(detectable, difference.std, alpha, design.power)
+        required = compute_required_seeds(
+            detectable, difference.std, alpha, design.power, evaluation_error
+        )
         if required is None or required > difference.num_pairs:
             break
     more = None if required is None else max(1, required - difference.num_pairs)

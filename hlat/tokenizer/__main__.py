@@ -59,9 +59,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _train(arguments: argparse.Namespace) -> int:
-    from hlat.data import hugging_face_tokenizer, train_tokenizer
-    from hlat.prepare import input_files, train_command
+    from hlat.data import hugging_face_tokenizer, tokenizer_round_trip, train_tokenizer
+    from hlat.prepare import input_files, text_losses, train_command
     from hlat.storage import durable_files, output_directory
+    from hlat.storage.progress_bar import print_line
     from hlat.tokenizer.text_sample import TextSample
 
     special_tokens = [*dict.fromkeys(filter(None, (arguments.eos_token, arguments.bos_token)))]
@@ -76,6 +77,8 @@ def _train(arguments: argparse.Namespace) -> int:
     files = input_files.find_input_files(inputs)
     sample = TextSample(files, arguments.text_column, arguments.sample)
     bpe = train_tokenizer.train_bpe(iter(sample), arguments.vocab_size, special_tokens)
+    remedy = "hlat prepare skip_damaged=true max_lost={}, and train on its output"
+    text_losses.validate_losses(" ".join(inputs), sample.lost, sample.num_bytes_read, remedy=remedy)
     vocab_size = bpe.get_vocab_size()
     with output_directory.create_output_directory(output) as directory:
         path = directory / "tokenizer.json"
@@ -87,11 +90,16 @@ def _train(arguments: argparse.Namespace) -> int:
             durable_files.replace_file(directory / name, content, durable=True)
         durable_files.rename_durably(directory, output)
     path = output.absolute() / "tokenizer.json"
+    bpe.encode_special_tokens = True  # as ordinary text, as in training
     num_bytes, num_tokens = _count_tokens(bpe, sample.measured)
     print(f"{path}: {vocab_size:,} tokens")
     if vocab_size < arguments.vocab_size:
         print(f"the text has no more pairs to merge; vocab_size={arguments.vocab_size} is not used")
+    for line in text_losses.format_losses(sample.lost, sample.num_bytes_read):
+        print_line(line)
     print(f"{num_bytes / num_tokens:.2f} bytes per token in {len(sample.measured):,} documents")
+    lost = tokenizer_round_trip.measure_lost_text(bpe, sample.measured)
+    print(f"text that the tokenizer loses: {lost}")
     print(f"use it: {train_command.format_tokenizer_command(inputs, path)}")
     return ExitCode.FINISHED
 

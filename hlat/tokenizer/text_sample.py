@@ -7,6 +7,7 @@ from contextlib import closing
 from hlat.prepare.conversion_job import estimate_text_bytes
 from hlat.prepare.document_reader import DamagedDocument, parse_documents
 from hlat.prepare.input_files import InputReader
+from hlat.prepare.text_losses import FileLosses, TextLoss
 from hlat.storage.data_file import DataFile
 from hlat.storage.progress_bar import ProgressBar
 
@@ -19,6 +20,9 @@ class TextSample:
     def __init__(self, files: Sequence[DataFile], column: str, max_bytes: int) -> None:
         self.measured: list[str] = []
         """Some of the sampled documents."""
+        self.lost: list[TextLoss] = []
+        """Text that could not be read."""
+        self.num_bytes_read = 0
         self._files, self._column = files, column
         num_bytes = sum(map(estimate_text_bytes, files))
         self._threshold = min(1.0, max_bytes / max(1, num_bytes)) * 2**64
@@ -29,12 +33,20 @@ class TextSample:
         with closing(ProgressBar("reading", num_bytes)) as progress:
             for file in self._files:
                 with InputReader(file.location, progress.add) as reader:
-                    for document in parse_documents(reader, file.location, self._column):
-                        if isinstance(document, DamagedDocument) or not document:
-                            continue
-                        digest = hashlib.blake2b(document, digest_size=8).digest()
-                        if int.from_bytes(digest, "little") < self._threshold:
-                            yield self._decode(document)
+                    yield from self._sample_file(reader, file.location)
+
+    def _sample_file(self, reader: InputReader, path: str) -> Iterator[str]:
+        losses, num_read = FileLosses(path), 0
+        for document in parse_documents(reader, path, self._column):
+            if isinstance(document, DamagedDocument):
+                losses.add(document)
+            elif document:
+                num_read += 1
+                self.num_bytes_read += len(document)
+                digest = hashlib.blake2b(document, digest_size=8).digest()
+                if int.from_bytes(digest, "little") < self._threshold:
+                    yield self._decode(document)
+        self.lost += losses.finish(num_read)
 
     def _decode(self, document: bytes) -> str:
         text = str(document, "utf-8")

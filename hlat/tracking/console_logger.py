@@ -12,8 +12,11 @@ from hlat.config.tracking import ConsoleStyle
 from hlat.storage.progress_bar import print_line
 from hlat.tracking.metric_logger import MetricLogger, RunInfo
 from hlat.tracking.row_validation import Row
+from hlat.tracking.time_left import TimeLeft
 
 _LINE_INTERVAL_S = 10.0
+_BAR_FORMAT = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]"
+"""Format of the bar; the time left in the postfix is ours, without that of the first steps."""
 
 
 class ConsoleLogger(MetricLogger):
@@ -31,28 +34,31 @@ class ConsoleLogger(MetricLogger):
         """Display the first step and warnings from now on."""
         total, first = run_info.total_steps, run_info.step
         self._total_steps, self._first_step = total, first
+        self._time_left, self._last_line_time = TimeLeft(first, total), 0.0
         if self._use_bar:
-            self._bar = tqdm(total=total, initial=first, unit="step", dynamic_ncols=True)
-        self._start_time, self._last_line_time = time.monotonic(), 0.0
+            self._bar = tqdm(total=total, initial=first, dynamic_ncols=True, bar_format=_BAR_FORMAT)
         logging.getLogger("hlat").addHandler(_WARNING_HANDLER)
 
     def log_metrics(self, row: Row) -> None:
         """Display a row of metrics.jsonl."""
         step = row["step"]
+        self._time_left.add_row(step, row["step_seconds"])
         metrics = (
             f"loss {row['loss']:.4f}  grad_norm {row['grad_norm']:.3f}  "
             f"{row['tokens_per_second']:,.0f} tokens/s"
         )
+        if (seconds := self._time_left.estimate()) is not None:
+            metrics += f"  {tqdm.format_interval(seconds)} left"
         if self._bar is not None:
             self._bar.set_postfix_str(metrics, refresh=False)
             self._bar.update(step - self._bar.n)
         elif self._is_line_due(step):
             self._last_line_time = time.monotonic()
-            remaining = tqdm.format_interval(self._estimate_seconds_left(step))
-            print_line(f"step {step}/{self._total_steps}  {metrics}  {remaining} left")
+            print_line(f"step {step}/{self._total_steps}  {metrics}")
 
     def rewind(self, step: int) -> None:
-        """Set the bar back to `step`."""
+        """Set the bar back to `step`, and estimate the time left anew."""
+        self._time_left = TimeLeft(step, self._total_steps)
         if self._bar is not None:
             self._bar.update(step - self._bar.n)
 
@@ -65,10 +71,6 @@ class ConsoleLogger(MetricLogger):
     def _is_line_due(self, step: int) -> bool:
         first, last = step <= self._first_step + 1, step >= self._total_steps
         return first or last or time.monotonic() - self._last_line_time >= _LINE_INTERVAL_S
-
-    def _estimate_seconds_left(self, step: int) -> float:
-        per_step = (time.monotonic() - self._start_time) / max(1, step - self._first_step)
-        return per_step * (self._total_steps - step)
 
 
 class _WarningHandler(logging.Handler):

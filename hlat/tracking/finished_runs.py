@@ -9,7 +9,7 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from operator import attrgetter
 from pathlib import Path
@@ -18,9 +18,8 @@ from typing import Any
 from hlat.config.run import Config
 from hlat.storage.bounded_files import load_json
 from hlat.storage.durable_files import replace_file
-from hlat.tracking import provenance
+from hlat.tracking import lost_work, provenance
 from hlat.tracking.jsonl_log import open_events_log
-from hlat.tracking.lost_work import END_EVENTS
 from hlat.tracking.run_directory import build_run_dir
 
 _DIRECTORY = ".finished"
@@ -30,15 +29,20 @@ _OTHER_GROUPS = ("tracking", "study")
 _OTHER_RUN_KEYS = ("name", "root", "force", "repeat")
 
 
-def build_identity(run_dir: Path, config: Config, data: Mapping[str, Any]) -> dict[str, str] | None:
-    """Return digests of settings, code and data; None if earlier attempts of the run had others."""
+def build_identity(run_dir: Path, config: Config, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of the provenance for this module.
+
+    `identity` contains digests of settings, code and data; None if earlier attempts had others.
+    """
     earlier = _read_json(run_dir / "provenance.json")
     identity = {
         "config": _compute_config_digest(config),
         "code": provenance.compute_code_digest(),
         "data": _compute_digest(data),
     }
-    return identity if earlier is None or earlier.get("identity") == identity else None
+    is_same = earlier is None or earlier.get("identity") == identity
+    copied = {"copied_steps": steps} if (steps := get_copied_steps(run_dir)) else {}
+    return {"identity": identity if is_same else None, **copied}
 
 
 def record_finished_run(config: Config) -> None:
@@ -57,22 +61,46 @@ def record_finished_run(config: Config) -> None:
         replace_file(file, json.dumps(content).encode())
 
 
-def print_finished_run(config: Config) -> bool:
-    """Return True, and print the run, if another one has finished with the same identity."""
-    run_dir = None if config.run.repeat else _find_finished_run(config)
-    if run_dir is not None:
-        print(
-            f"nothing to do: {run_dir} has finished with the same settings, code and data; "
-            "run.repeat=true trains it again"
-        )
-    return run_dir is not None
+def is_copy(run_dir: Path) -> bool:
+    """Return True if a run was not trained, but copied from a finished run."""
+    return "copy_of" in (_read_json(run_dir / "provenance.json") or {})
 
 
-def _find_finished_run(config: Config) -> Path | None:
+def get_copied_steps(run_dir: Path) -> int:
+    """Return the steps that a run was not trained for, but copied with their checkpoints."""
+    steps = (_read_json(run_dir / "provenance.json") or {}).get("copied_steps")
+    return steps if isinstance(steps, int) else 0
+
+
+def find_distinct(provenances: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Return the indices of the runs without copies of others, which are no further samples."""
+    trained = [run.get("identity") for run in provenances if run.get("copy_of") is None]
+    distinct = []
+    for index, run in enumerate(provenances):
+        if run.get("copy_of") is None:
+            distinct.append(index)
+        elif run.get("identity") not in trained:
+            distinct.append(index)
+            trained.append(run.get("identity"))
+    return distinct
+
+
+def build_copy_provenance(source: Path, num_steps: int) -> dict[str, Any]:
+    """Return the provenance of a copy of a finished run."""
+    recorded = _read_json(source / "provenance.json") or {}
+    return {"copy_of": source.name, "copied_steps": num_steps, **recorded}
+
+
+def find_finished_run(config: Config) -> Path | None:
+    """Return the directory of a finished run with the same settings, code and data, if any.
+
+    None with `run.repeat`, and for a run that has started, which is resumed.
+    """
     own_dir = build_run_dir(config.run)
     has_started = os.path.exists(open_events_log(own_dir).path)  # False if it is not readable
-    if has_started and os.access(own_dir, os.W_OK):
-        return None  # it is resumed, unless it belongs to another user
+    is_resumable = has_started and os.access(own_dir, os.W_OK)  # not that of another user
+    if config.run.repeat or (is_resumable and not is_copy(own_dir)):
+        return None
     root, config_digest = Path(config.run.root), _compute_config_digest(config)
     if not (root / _DIRECTORY / config_digest).is_dir():
         return None  # without calling git
@@ -85,6 +113,8 @@ def _find_finished_run(config: Config) -> Path | None:
         return None
     if not _is_finished(run_dir, identity):
         return None
+    if is_resumable and not _is_finished(own_dir, identity):
+        return None  # a copy of a run with other settings
     from hlat.data.training_data import open_training_data
 
     data = open_training_data(config.data, config.phase, config.batch, config.run.seed)
@@ -95,8 +125,7 @@ def _is_finished(run_dir: Path, identity: Mapping[str, str]) -> bool:
     found = (_read_json(run_dir / "provenance.json") or {}).get("identity")
     if not isinstance(found, dict) or any(found.get(key) != identity[key] for key in identity):
         return False
-    ends = [row["event"] for row in open_events_log(run_dir).read_rows()]
-    return [event for event in ends if event in END_EVENTS][-1:] == ["finish"]
+    return lost_work.is_finished(open_events_log(run_dir).read_rows())
 
 
 def _get_file(root: Path, identity: Mapping[str, str]) -> Path:

@@ -28,6 +28,12 @@ STALL_KEYS = {
 """Events that interrupt training, with the key of their duration in seconds."""
 
 
+def is_finished(events: Iterable[Row]) -> bool:
+    """Return True if the last attempt of a run has trained and saved its last step."""
+    bounds = [row["event"] for row in events if row["event"] in (*START_EVENTS, *END_EVENTS)]
+    return bounds[-1:] == ["finish"]
+
+
 def compute_steps_per_row(
     steps: NDArray[np.float64],
     attempts: NDArray[np.float64],

@@ -28,9 +28,9 @@ _ALERT_FACTOR = 5.0
 class RunInfo:
     """Description of an attempt when it starts.
 
-    `service_run_id` is the same in all attempts. Rows of earlier attempts after `step` are logged
-    again. The configuration is redacted (`hlat.config.recorded_config`); `overrides` are those of
-    the user.
+    `service_run_id` is the same in all attempts. `repeats_rows` is True if rows of earlier attempts
+    after `step` will be logged again. The configuration is redacted
+    (`hlat.config.recorded_config`); `overrides` are those of the user.
     """
 
     run_dir: Path
@@ -42,6 +42,7 @@ class RunInfo:
     config: dict[str, Any]
     code_revision: str | None
     overrides: tuple[str, ...] = ()
+    repeats_rows: bool = False
 
 
 class MetricLogger:

@@ -53,7 +53,7 @@ def acquire_run_dir(run: RunConfig, is_rank0: bool = True) -> Iterator[Path]:
                 "finished, or choose another run.name"
             ) from error
         except OSError as error:
-            raise _build_unwritable_error(path, error) from error
+            raise build_unwritable_error(path, error) from error
         with lock:
             for log in (open_metrics_log(path), open_events_log(path)):
                 log.validate_access()
@@ -96,6 +96,18 @@ def lock_run_dir(run_dir: Path) -> IO[str]:
     return lock
 
 
+def is_in_use(run_dir: Path) -> bool:
+    """Return True if a process has locked a directory, which need not be writable."""
+    try:
+        with (run_dir / _LOCK_FILE).open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # it was never locked
+        return False
+    return False
+
+
 def is_locked_dir(run_dir: Path) -> bool:
     """Return True if a run directory still has the file that was locked."""
     return (run_dir / _LOCK_FILE).exists()
@@ -132,10 +144,11 @@ def write_run_metadata(
         for name, text in files.items():
             replace_file(run_dir / name, text.encode())
     except OSError as error:
-        raise _build_unwritable_error(run_dir, error) from error
+        raise build_unwritable_error(run_dir, error) from error
 
 
-def _build_unwritable_error(run_dir: Path, error: OSError) -> ConfigError:
+def build_unwritable_error(run_dir: Path, error: OSError) -> ConfigError:
+    """Return the error for a run directory in which a file cannot be created."""
     is_refused = isinstance(error, PermissionError) and run_dir.is_dir()
     if is_refused and run_dir.stat().st_uid != os.geteuid():
         return ConfigError(

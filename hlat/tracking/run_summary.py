@@ -7,6 +7,7 @@ from hlat.config.config_errors import ExitCode
 from hlat.config.redaction import redact_text
 from hlat.config.run import Config
 from hlat.storage.progress_bar import print_line
+from hlat.tracking.heldout_rows import find_worse_sources, get_loop_row
 from hlat.tracking.jsonl_log import open_events_log
 from hlat.tracking.lost_work import START_EVENTS
 from hlat.tracking.row_validation import Row, get_mean
@@ -34,12 +35,17 @@ def print_summary(
     `overrides` are those of the user. `uptime` is a line on all attempts, and may be empty.
     """
     events = open_events_log(run_dir).read_rows()
-    means = [get_mean(row, "bits_per_byte") for row in events if row["event"] == "evaluate"]
+    rows = [row for row in events if row["event"] == "evaluate"]
+    means = [get_mean(get_loop_row(row), "bits_per_byte") for row in rows]
     bits = [mean for mean in means if mean is not None] if len(means) > 1 else []
     bits = bits if len(bits) == len(means) else []
     print_line(f"\n{_format_headline(exit_code, step, events, bits)}")
     if bits:
-        print_line(f"held-out bits per byte: {bits[0]:.3f} -> {bits[-1]:.3f}")
+        print_line(
+            f"held-out bits per byte: {bits[0]:.3f} -> {bits[-1]:.3f}{_format_all(rows[-1])}"
+        )
+        if worse := find_worse_sources(rows[0], rows[-1]):
+            print_line(f"worse than at the start of the run: held-out text of {', '.join(worse)}")
     if uptime:
         print_line(uptime)
     print_line(f"run directory: {run_dir}")
@@ -51,6 +57,16 @@ def print_summary(
             print_line(f"extend:        {command}")
     elif exit_code is not ExitCode.DIVERGED:
         print_line(f"resume:        {entry_point.format_resume_command(overrides)}")
+
+
+def _format_all(last: Row) -> str:
+    """Return the bits per byte of the last evaluation if it had more text than the others."""
+    mean = get_mean(last, "bits_per_byte")
+    if get_loop_row(last) is last or mean is None:
+        return ""
+    error = get_mean(last, "stderr")
+    tokens = sum(last["tokens"].values())
+    return f"; {mean:.3f}{'' if error is None else f' ± {error:.3f}'} on all {tokens:,} tokens"
 
 
 def _format_headline(exit_code: ExitCode, step: int, events: list[Row], bits: list[float]) -> str:

@@ -37,13 +37,18 @@ def format_settings(settings: Mapping[str, str]) -> str:
     return ", ".join(f"{short[key]}={value}" for key, value in settings.items())
 
 
+def is_generated_name(run_name: str) -> bool:
+    """Return True if a run has a default name, which contains a digest."""
+    return _GENERATED_NAME.fullmatch(run_name) is not None
+
+
 def build_display_name(run_name: str, overrides: Sequence[str]) -> str:
     """Return the name of a run in tracking services.
 
     A generated name gets the user's overrides, such as `tiny-1b2c3d4e: lr=0.1, seed=2`; a name that
     the user has chosen is unchanged.
     """
-    if not _GENERATED_NAME.fullmatch(run_name):
+    if not is_generated_name(run_name):
         return run_name
     settings = dict(
         word.lstrip("+").split("=", 1)

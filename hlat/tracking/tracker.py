@@ -82,7 +82,7 @@ class Tracker:
         self._cost_start_time = began - lost_work.compute_attempt_seconds(all_rows)
         if self._is_rank0:
             missed_events = lost_work.find_events_after_last_attempt(events)
-            self._start_loggers(step, service_run_ids or {}, missed_events)
+            self._start_loggers(step, service_run_ids or {}, missed_events, bool(removed))
             self._neuron_monitor = NeuronMonitor()
         self.log_event("resume" if step else "start", step, began=began, **lost, **details)
         if lost_rows:
@@ -229,7 +229,11 @@ class Tracker:
         return lost
 
     def _start_loggers(
-        self, step: int, service_run_ids: Mapping[str, str], missed_events: Iterable[Row]
+        self,
+        step: int,
+        service_run_ids: Mapping[str, str],
+        missed_events: Iterable[Row],
+        repeats_rows: bool,
     ) -> None:
         """Start the console and the services, and log `missed_events` to them."""
         config = self._config
@@ -252,6 +256,7 @@ class Tracker:
                     config=redact(self._config_yaml) if services else {},
                     code_revision=provenance.get_git_revision() if services else None,
                     overrides=self._overrides,
+                    repeats_rows=repeats_rows,
                 )
             )
             for row in missed_events:

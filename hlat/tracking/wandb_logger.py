@@ -19,6 +19,7 @@ import psutil
 
 from hlat.config import tracking
 from hlat.config.redaction import redact_data, redact_text
+from hlat.launch_environment import block_signals
 from hlat.storage.storage_path import validate_writable
 from hlat.tracking.lost_work import END_EVENTS
 from hlat.tracking.metric_logger import (
@@ -46,6 +47,9 @@ _STEP_METRICS = {
     **dict.fromkeys(("perf/*", "data/*"), "step"),
 }
 """Horizontal axis of each group of metrics."""
+_ROWS_PER_STEP = 10
+"""Rows of W&B's history, counted by its `_step`, that a training step can have: metrics, results of
+evaluations, tokens by source, samples, and scores of earlier steps that arrived since."""
 _TAGGED_GROUPS = ("model", "optimizer", "precision", "schedule", "hardware")
 _MAX_TAG_LENGTH = 64
 """Characters of a tag that W&B accepts."""
@@ -75,7 +79,16 @@ class WandbLogger(MetricLogger):
         self._wandb_dir = run_info.run_dir / "wandb"
         # W&B silently uses a temporary directory if this one is not writable
         validate_writable(self._wandb_dir)
-        self._run = self._open_run(run_info)
+        self._run_info = run_info
+        is_first = run_info.attempt == 1
+        self._open_at(run_info.step - is_first, must_rewind=run_info.repeats_rows)
+
+    def _open_at(self, step: int, must_rewind: bool) -> None:
+        """Open the W&B run after the rows of `step`; if later ones exist, it must be rewound."""
+        run_info = self._run_info
+        self._history_step = _ROWS_PER_STEP * (step + 1) - 1
+        with block_signals():  # W&B's process sends the last rows after a signal to the whole job
+            self._run = self._open_run(run_info, step if must_rewind else None)
         for pattern, axis in _STEP_METRICS.items():
             self._run.define_metric(pattern, step_metric=axis)
         attempt = {"code_revision": run_info.code_revision, "attempt": run_info.attempt}
@@ -84,7 +97,7 @@ class WandbLogger(MetricLogger):
 
     def log_metrics(self, row: Row) -> None:
         """Log the scalars of a row of metrics.jsonl."""
-        self._run.log({"step": row["step"], "tokens": row["tokens"], **extract_scalars(row)})
+        self._log_row(row["step"], extract_scalars(row))
         self._check_disk_space()
 
     def log_event(self, row: Row) -> None:
@@ -94,7 +107,7 @@ class WandbLogger(MetricLogger):
             self._exit_event = name
             self._run.summary["state"] = name
         if scalars := extract_event_scalars(row):
-            self._run.log({"step": step, "tokens": step * self._tokens_per_step, **scalars})
+            self._log_row(step, scalars)
         if name == "samples":
             self._log_samples(row)
         if needs_alert(row):
@@ -111,10 +124,18 @@ class WandbLogger(MetricLogger):
         step, texts = row["step"], row["texts"]
         rows = [[step, sample["prompt"], sample["text"]] for sample in texts]
         table = wandb.Table(columns=["step", "prompt", "text"], data=rows)
-        self._run.log({"step": step, "tokens": step * self._tokens_per_step, "samples": table})
+        self._log_row(step, {"samples": table})
+
+    def _log_row(self, step: int, values: Mapping[str, Any]) -> None:
+        """Append a row to W&B's history, which ignores rows that are not after its last one."""
+        self._history_step = max(self._history_step + 1, _ROWS_PER_STEP * step)
+        position = {"step": step, "tokens": step * self._tokens_per_step}
+        self._run.log({**position, **values}, step=self._history_step, commit=True)
 
     def rewind(self, step: int) -> None:
-        """Record the rewind in the summary, as W&B cannot delete rows."""
+        """Open the W&B run again without the rows after `step`."""
+        self._run.finish()
+        self._open_at(step, must_rewind=True)
         self._run.summary["rewound_to"] = step
 
     def finish(self, summary: Mapping[str, float]) -> None:
@@ -164,18 +185,18 @@ class WandbLogger(MetricLogger):
             f"the disk of {self._wandb_dir} is full; W&B may lack rows that metrics.jsonl contains"
         )
 
-    def _open_run(self, run_info: RunInfo) -> "wandb.Run":
+    def _open_run(self, run_info: RunInfo, step: int | None) -> "wandb.Run":
         import wandb
 
         wandb.setup(wandb.Settings(silent=True))
         mode = os.environ.get("WANDB_MODE", "online")
         reason = f"is configured by WANDB_MODE={mode}"
         if mode == "disabled":
-            return self._init_run(run_info, "disabled")
+            return self._init_run(run_info, "disabled", None)
         if mode == "online":
             try:
                 if wandb.login(prompt=False):
-                    return self._init_run(run_info, "online")
+                    return self._init_run(run_info, "online", step)
                 reason = "has no API key (wandb login, or WANDB_API_KEY)"
             except wandb.Error as error:
                 reason = f"cannot be reached ({str(error).splitlines()[0]})"
@@ -183,9 +204,25 @@ class WandbLogger(MetricLogger):
         self._print_message(
             f"W&B {reason}; the run is stored offline; upload it with: wandb sync {offline_run}"
         )
-        return self._init_run(run_info, "offline")
+        return self._init_run(run_info, "offline", step)
 
-    def _init_run(self, run_info: RunInfo, mode: _Mode) -> "wandb.Run":
+    def _init_run(self, run_info: RunInfo, mode: _Mode, step: int | None) -> "wandb.Run":
+        """Return the W&B run, rewound to `step` if W&B can do so."""
+        import wandb
+
+        if step is None:
+            return self._create_run(run_info, mode, resume="allow")
+        moment = f"{run_info.service_run_id}?_step={self._history_step}"
+        try:
+            return self._create_run(run_info, mode, resume_from=moment)
+        except wandb.Error as error:
+            self._print_message(
+                f"W&B cannot rewind the run to step {step} ({str(error).splitlines()[0]}); its "
+                "page keeps the later rows, and ignores new ones of these steps"
+            )
+            return self._create_run(run_info, mode, resume="allow")
+
+    def _create_run(self, run_info: RunInfo, mode: _Mode, **position: Any) -> "wandb.Run":
         import wandb
 
         settings = {k: v for k, v in vars(self._settings).items() if k != "checkpoints"}
@@ -193,7 +230,7 @@ class WandbLogger(MetricLogger):
             **redact_data(settings | {"tags": build_tags(self._settings.tags, run_info.config)}),
             id=run_info.service_run_id,
             name=redact_text(build_display_name(run_info.name, run_info.overrides)),
-            resume="allow",
+            **position,
             mode=mode,
             dir=self._get_public_path(run_info.run_dir),
             settings=wandb.Settings(

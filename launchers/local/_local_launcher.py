@@ -26,6 +26,7 @@ from .._sweep_points import (
     SweepPoint,
     build_group_environment,
     build_job_return,
+    format_swept,
     get_entry_point,
     get_hydra_flags,
     record_point,
@@ -49,8 +50,7 @@ class LocalLauncherConfig(PruningConfig):
 
     _target_: str = "hydra_plugins.hlat_launchers.local._local_launcher.LocalLauncher"
     jobs: int = bounded(1, min=1)
-    """Maximum number of concurrent runs, within the budget. 1: each run has the whole machine and
-    the console, as a single run does."""
+    """Maximum number of concurrent runs, within the budget. 1: each run has the whole machine."""
     cores: int | None = bounded(None, min=1)
     """Cores of all concurrent runs; null: the cores available to this process."""
     memory_gib: float | None = bounded(None, above=0)
@@ -82,6 +82,7 @@ class LocalLauncher(Launcher):
         validate_local_settings(self.settings, entry_point)
         self.context, self.config = hydra_context, config
         self.command = [sys.executable, "-m", f"hlat.{entry_point}", *get_hydra_flags(config)]
+        self.num_points = 0  # of a search, which launches its points in parts
 
     def launch(
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
@@ -96,18 +97,21 @@ class LocalLauncher(Launcher):
         points = validate_points(self.context, self.config, job_overrides, self.settings.prune)
         budget, requests = compute_requests(points, self.settings)
         sweep_dir = Path(self.config.hydra.sweep.dir)
+        num_points = max(self.num_points, initial_job_idx + len(points))
+        writes_logs = num_points > 1 and self.entry_point == "train"
         tasks = []
         for number, point in enumerate(points, initial_job_idx):
-            log = sweep_dir / f"{number}.log" if self.settings.jobs > 1 else None
+            log = sweep_dir / f"{number}.log" if writes_logs else None
             tasks.append(SweepTask(number, point, log))
             record_point(sweep_dir, number, point, point.run_dir)
         environment = build_group_environment(sweep_dir, points)
-        pool = ProcessPool(self.command, environment, budget, SweepConsole())
+        console = SweepConsole(tasks, num_points)
+        pool = ProcessPool(self.command, environment, budget, console)
         work = [*zip(tasks, requests, strict=True)]
         if points[0].config.study.stop_worse:
             from ._worse_points import run_until_worse  # reads reports, which are slow to import
 
-            codes, stopped = run_until_worse(pool, work)
+            codes, stopped = run_until_worse(pool, work, console)
             for task in tasks:
                 if task.number in stopped:
                     reason = stopped[task.number]
@@ -161,8 +165,9 @@ def compute_requests(
     accelerators = any(uses_accelerators(point.config) for point in points)
     budget = build_budget(settings.jobs, settings.cores, settings.memory_gib, accelerators)
     requests = [compute_request(point.config, budget) for point in points]
+    job_overrides = [point.overrides for point in points]
     problems = [
-        f"[{' '.join(point.overrides)}] {problem}"
+        f"[{format_swept(point.overrides, job_overrides)}] {problem}"
         for point, request in zip(points, requests, strict=True)
         for problem in find_budget_violations(point.config, request, budget)
     ]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from hlat.config.config_errors import ExitCode
 from hlat.config.entry_point import get_user_environment
+from hlat.launch_environment import DUMP_SIGNAL
 from hlat.recovery.signal_handler import handle_signals
 
 from ._core_budget import ResourceBudget, ResourceRequest
@@ -65,6 +66,7 @@ class ProcessPool:
         waiting, num_forwarded = deque(tasks), 0
         with (
             handle_signals(lambda signum, _: self._signals.append(signum)),
+            handle_signals(lambda signum, _: self._send_signal(signum), [DUMP_SIGNAL]),
             self._terminate_on_error(),
         ):
             while self._running or (waiting and not self._is_stopping):

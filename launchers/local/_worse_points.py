@@ -10,13 +10,13 @@ from hlat.study.study_analysis import Verdict
 
 from ._core_budget import ResourceRequest
 from ._process_pool import ProcessPool
-from ._sweep_console import SweepTask
+from ._sweep_console import SweepConsole, SweepTask
 
 Work = tuple[SweepTask, ResourceRequest]
 
 
 def run_until_worse(
-    pool: ProcessPool, work: Sequence[Work]
+    pool: ProcessPool, work: Sequence[Work], console: SweepConsole
 ) -> tuple[dict[int, int], dict[int, str]]:
     """Run points seed by seed, in ascending order of the seeds; print the points that are omitted.
 
@@ -33,7 +33,7 @@ def run_until_worse(
         for task, _ in current:
             if (reason := worse.get(_get_settings(task))) is not None:
                 stopped[task.number] = reason
-                print(f"not trained: [{' '.join(task.point.overrides)}] {reason}", flush=True)
+                console.omit(task, reason)
         codes = pool.run([item for item in current if item[0].number not in stopped])
     return codes, stopped
 

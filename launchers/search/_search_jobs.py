@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 from hlat.config.config_errors import ConfigError
 from hlat.jobs.job_table import JobRow, cancel_job_rows, load_job_rows
 from hlat.tracking import sweep_log
+from hlat.tracking.heldout_rows import get_loop_row
 from hlat.tracking.jsonl_log import open_events_log
-from hlat.tracking.row_validation import Row, is_finite_number
+from hlat.tracking.row_validation import Row, get_mean
 
 from ..slurm._slurm_launcher import SlurmLauncher
 
@@ -135,11 +136,11 @@ def run_search_jobs(
 
 
 def read_intermediate_values(run_dir: Path) -> list[tuple[int, float]]:
-    """Return step and held-out bits per byte of each evaluation during training."""
+    """Return step and held-out bits per byte of each evaluation, on the same text."""
     events: list[Row] = open_events_log(run_dir).read_rows()
-    found = []
-    for row in events:
-        bits = row.get("bits_per_byte") if row["event"] == "evaluate" else None
-        if isinstance(bits, dict) and is_finite_number(bits.get("mean")):
-            found.append((int(row["step"]), float(bits["mean"])))
-    return found
+    return [
+        (int(row["step"]), mean)
+        for row in events
+        if row["event"] == "evaluate"
+        if (mean := get_mean(get_loop_row(row), "bits_per_byte")) is not None
+    ]

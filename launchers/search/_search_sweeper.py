@@ -102,6 +102,8 @@ class SearchSweeper(Sweeper):
                 f"hydra/launcher={chosen} does not return the result of a trial, which a search "
                 "needs; use hydra/launcher=local or slurm"
             )
+        if isinstance(self.launcher, LocalLauncher):
+            self.launcher.num_points = self.trials
         if self.asha_min_steps and not isinstance(self.launcher, SlurmLauncher):
             raise ConfigError(
                 f"hydra.sweeper.asha_min_steps={self.asha_min_steps} stops jobs of "

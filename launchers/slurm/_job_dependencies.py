@@ -68,8 +68,9 @@ def _find_active_job(path: Path) -> str | None:
     directory = Path.cwd() / path
     submission = find_latest_submission(directory)
     if submission is None or submission.last_job_id is None:
-        events = open_events_log(directory).read_rows()
-        if any(row["event"] == "finish" for row in events):
+        from hlat.tracking import lost_work  # numpy slows composition
+
+        if lost_work.is_finished(open_events_log(directory).read_rows()):
             return None  # trained without Slurm
         problem = "was not submitted to Slurm" if directory.is_dir() else "does not exist"
         hint = "".join(f"; did you mean {near}?" for near in _find_similar(path))

@@ -136,6 +136,8 @@ def build_sbatch_parameters(
     }
     if settings.exclusive:
         options["mem"] = 0
+    if job.num_gpus and not {"gres", "gpus", "gpus-per-node"} & settings.options.keys():
+        options["gpus_per_node"] = job.num_gpus
     for name, value in settings.options.items():
         if value is not False:  # submitit's names, so that no option is given twice
             options[name if name == "open-mode" else name.replace("-", "_")] = value

@@ -22,7 +22,7 @@ from hlat.config import entry_point, frozen_config
 from hlat.config.config_errors import ConfigError
 from hlat.jobs.command_job import CommandJob
 from hlat.jobs.job_table import JobRow, load_job_rows
-from hlat.jobs.submission import Submission, SubmissionDir
+from hlat.jobs.submission import Submission, SubmissionDir, lock_submissions
 
 from .._job_spec import JobSpec, build_command_job, build_job, get_compiled_graphs_dir
 from .._scheduler_launcher import SchedulerLauncher
@@ -73,6 +73,13 @@ class SlurmLauncher(SchedulerLauncher):
         validate_slurm_settings(self.settings)
         self.settings, _ = resolve_dependencies(self.settings)
         points = validate_points(self.context, self.config, job_overrides, self.settings.prune)
+        with lock_submissions(Path.cwd() / point.run_dir for point in points):
+            return self._submit_points(points, initial_job_idx)
+
+    def _submit_points(
+        self, points: Sequence[SweepPoint], initial_job_idx: int
+    ) -> Sequence[JobReturn]:
+        """Submit the points without a job, and return the receipts of all."""
         existing = _find_existing_jobs(points)
         sweep_dir = Path(self.config.hydra.sweep.dir)
         job_returns: list[JobReturn] = []
@@ -171,6 +178,10 @@ class SlurmLauncher(SchedulerLauncher):
         """Submit a command after Slurm has checked its script, and print its receipt."""
         validate_slurm_settings(self.settings)
         self.validate_no_pruning()
+        with lock_submissions([job.job_dir.absolute()]):
+            self._submit_command(job, directory)
+
+    def _submit_command(self, job: CommandJob, directory: Path) -> None:
         _validate_not_active([(job.subject, row) for row in load_job_rows([job.job_dir])])
         self.settings, held_jobs = resolve_dependencies(self.settings, job)
         with SubmissionFiles(directory) as files:

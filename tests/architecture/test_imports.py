@@ -217,3 +217,16 @@ def test_no_code_names_an_accelerators_library() -> None:
         for node in ast.walk(ast.parse(file.read_text())):
             text = node.attr if isinstance(node, ast.Attribute) else getattr(node, "value", None)
             assert text != "cuda", f"{file}:{getattr(node, 'lineno', 0)} names cuda"
+
+
+def test_one_module_creates_process_groups() -> None:
+    """Check that no other module can create groups in another order than its peers."""
+    creators = re.compile(r"_?new_(sub)?group\w*|split_group|init_device_mesh|DeviceMesh")
+    for module, file in MODULES.items():
+        for node in ast.walk(ast.parse(file.read_text())):
+            function = node.func if isinstance(node, ast.Call) else None
+            name = getattr(function, "attr", getattr(function, "id", ""))
+            assert module == "engine.process_groups" or not creators.fullmatch(name), (
+                f"{file}:{getattr(node, 'lineno', 0)} calls {name}; use create_axes of "
+                "hlat/engine/process_groups.py"
+            )

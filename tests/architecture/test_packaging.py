@@ -36,7 +36,8 @@ def test_composing_and_help_import_no_heavy_library(tmp_path: Path) -> None:
         "import sys\n"
         "class Refuse:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name.split('.')[0] in {'torch', 'pyarrow', 'tokenizers', 'matplotlib', 'numpy'}:\n"
+        "        libraries = 'torch pyarrow tokenizers matplotlib numpy psutil'.split()\n"
+        "        if name.split('.')[0] in libraries:\n"
         "            raise ImportError(f'{name} was imported while composing')\n"
         "sys.meta_path.insert(0, Refuse())\n"
     )

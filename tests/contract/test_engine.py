@@ -113,9 +113,15 @@ def test_evaluation_changes_no_state_and_accepts_any_number_of_sequences(build, 
 
 def test_evaluation_ignores_masked_tokens(build, tokens):
     engine, rows = build(), tokens[0].tokens
-    begun = engine.read(engine.eval_step(PackedSequences(rows, num_target_tokens=8))).loss
-    short = engine.read(engine.eval_step(PackedSequences(rows[:, :9].copy()))).loss
-    assert begun == pytest.approx(short, rel=1e-6)
+    mask = np.arange(rows.shape[1]) < np.array([[9], [4], *[[0]] * (len(rows) - 2)])
+    found = engine.read(engine.eval_step(PackedSequences(rows, target_mask=mask)))
+    nine, four = (
+        engine.read(engine.eval_step(PackedSequences(rows[i : i + 1, :n].copy()))).loss
+        for i, n in enumerate((9, 4))
+    )
+    assert found.loss == pytest.approx((8 * nine + 3 * four) / 11, rel=1e-6)
+    assert (found.token_losses > 0).tolist() == mask[:, 1:].tolist()
+    assert found.token_losses[0].sum() == pytest.approx(8 * nine, rel=1e-6)
 
 
 def test_evaluation_has_no_norms(build, tokens):

@@ -32,6 +32,7 @@ from hlat.config import compose as composition
 from hlat.config import hydra_config_security
 from hlat.config.config_errors import ConfigError
 from hlat.config.package_dirs import find_package_dir
+from hlat.jobs.submission import lock_submissions
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 LAUNCHERS = {
@@ -228,6 +229,17 @@ def test_values_of_all_types_are_unchanged(sweep, base, corpus):
     lists = [["code.arrow"], ["code.arrow", str(odd)]]
     ((*points,),) = sweep(*base, f"data.sources.code.paths=[code.arrow],[code.arrow,'{odd}']")
     assert [point.cfg.data.sources.code.paths for point in points] == lists
+
+
+@pytest.mark.parametrize("launcher", ["slurm"], indirect=True)
+def test_one_command_at_a_time_submits_a_run(sweep, base):
+    with (
+        lock_submissions([Path.cwd() / "runs/x"]),
+        pytest.raises(ConfigError, match="runs/x: another command submits its jobs"),
+    ):
+        sweep(*base, "run.name=x")
+    assert not Path("runs/x").exists()
+    assert sweep(*base, "run.name=x")
 
 
 @default_on("slurm")

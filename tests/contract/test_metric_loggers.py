@@ -53,12 +53,18 @@ def _key(item: Any) -> str:
 
 
 def _from_wandb(folder: Path) -> list[dict[str, float]]:
-    rows = []
+    """Return the rows that W&B's server would have: it removes those after a branch point."""
+    rows: list[dict[str, float]] = []
     for record in wandb_records(folder):
-        if record.WhichOneof("record_type") == "history":
+        kind = record.WhichOneof("record_type")
+        if kind == "run" and record.run.branch_point.run:
+            rows = [row for row in rows if row["_step"] <= record.run.branch_point.value]
+        elif kind == "history":
             row = {_key(item): json.loads(item.value_json) for item in record.history.item}
-            rows.append({key: value for key, value in row.items() if not key.startswith("_")})
-    return rows
+            row["_step"] = record.history.step.num
+            assert not rows or row["_step"] > rows[-1]["_step"], "W&B ignores such a row"
+            rows.append(row)
+    return [{key: value for key, value in row.items() if not key.startswith("_")} for row in rows]
 
 
 def _from_tensorboard(folder: Path) -> list[dict[str, float]]:
@@ -129,9 +135,7 @@ def test_second_attempt_resumes_the_same_run(
     second.close()
     assert second.service_run_ids == first.service_run_ids
     rows = [row for row in READERS[service](tmp_path) if "train/loss" in row]
-    # W&B cannot delete rows: repeated steps occur twice
-    again = [1, 2, 3, 3, 4] if service == "wandb" else [1, 2, 3, 4]
-    assert [row["step"] for row in rows] == again
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
     assert [row["train/loss"] for row in rows[-2:]] == [0.5, 0.5]
 
 
@@ -144,9 +148,58 @@ def test_a_rewind_within_an_attempt(service: str | None, tracker_of, tmp_path: P
     _log(tracker, 2, 3, loss=0.5)
     tracker.close()
     rows = [row for row in READERS[service](tmp_path) if "train/loss" in row]
-    assert [row["step"] for row in rows][-2:] == [2, 3]
+    assert [row["step"] for row in rows] == [1, 2, 3]
     assert [row["train/loss"] for row in rows][-2:] == [0.5, 0.5]
-    assert len(rows) == (5 if service == "wandb" else 3)
+
+
+def test_wandb_keeps_the_rows_of_a_clean_stop(tracker_of, tmp_path: Path) -> None:
+    """Log a score of an earlier step in a row of its own; W&B ignores rows before its last one."""
+    for steps, start in (((1, 2), 0), ((3, 4), 2)):
+        tracker = tracker_of("wandb")
+        tracker.start_attempt(start)
+        tracker.log_event("evaluate", start, bits_per_byte={"mean": 1.0}, loss={}, seconds=0.1)
+        _log(tracker, *steps)
+        tracker.log_event("score", 1, scores={"arc_easy": 0.25})
+        tracker.close()
+    runs = [
+        record.run
+        for record in wandb_records(tmp_path)
+        if record.WhichOneof("record_type") == "run"
+    ]
+    assert not any(run.branch_point.run for run in runs)
+    rows = _from_wandb(tmp_path)
+    assert [row["step"] for row in rows if "train/loss" in row] == [1, 2, 3, 4]
+    assert [row["step"] for row in rows if "eval/mean/bits_per_byte" in row] == [0, 2]
+    assert {row["step"] for row in rows if "eval/arc_easy/score" in row} == {1}
+
+
+def test_training_continues_if_wandb_cannot_rewind(
+    tracker_of, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import wandb
+
+    init = wandb.init
+
+    def refuse_rewind(**arguments: Any) -> Any:
+        if "resume_from" in arguments:
+            raise wandb.errors.CommError("rewind is not enabled")
+        return init(**arguments)
+
+    monkeypatch.setattr(wandb, "init", refuse_rewind)
+    first = tracker_of("wandb")
+    first.start_attempt(0)
+    _log(first, 1, 2, 3)
+    first.close()
+    second = tracker_of("wandb")
+    second.start_attempt(2)
+    _log(second, 3)
+    second.close()
+    assert "W&B cannot rewind the run to step 2 (rewind is not enabled)" in capsys.readouterr().out
+    assert [
+        record.run.run_id
+        for record in wandb_records(tmp_path)
+        if record.WhichOneof("record_type") == "run"
+    ]
 
 
 @pytest.mark.parametrize("service", ["wandb", "tensorboard"])
@@ -352,7 +405,13 @@ def test_console_lines(compose, capsys: pytest.CaptureFixture[str]) -> None:
     console.start(RunInfo(Path(), "x", "", 1, 0, 2, {}, None))
     for step in (1, 2):
         console.log_metrics(
-            {"step": step, "loss": math.nan, "grad_norm": 1.0, "tokens_per_second": 1.0}
+            {
+                "step": step,
+                "loss": math.nan,
+                "grad_norm": 1.0,
+                "tokens_per_second": 1.0,
+                "step_seconds": 1.0,
+            }
         )
     console.rewind(1)
     console.log_event({"event": "spike", "step": 2})

@@ -34,6 +34,8 @@ def layers(layout: str) -> str:
     """Return few layers, which give pipeline stages unequal numbers of layers."""
     if "pp=4" in layout or "stages_per_rank=" in layout:
         return "model.num_layers=6"
+    if "pp=3" in layout:
+        return "model.num_layers=4"
     return f"model.num_layers={3 if 'pp=' in layout else 2}"
 
 
@@ -57,7 +59,7 @@ def train(config: Config, steps: int) -> list[tuple[float, ...]]:
     engine = NativeEngine()
     engine.build(config)
     all_batches = batches(config, steps)
-    rows = [_step(engine, batch) for batch in all_batches]
+    rows = [run_step(engine, batch) for batch in all_batches]
     after = losses_after(engine, all_batches[0])
     engine.close()
     return [*rows, after]
@@ -68,7 +70,7 @@ def losses_after(engine: Engine, batch: NDArray[np.int32]) -> tuple[float, float
     tokens, documents = batch[:5], compute_document_ids(batch[:5], EOS)
     full, first = (
         PackedSequences(tokens, documents),
-        PackedSequences(tokens, documents, num_target_tokens=7),
+        PackedSequences(tokens, documents, np.indices(tokens.shape)[1] <= 7),
     )
     return engine.read(engine.eval_step(full)).loss, engine.read(engine.eval_step(first)).loss
 
@@ -94,7 +96,7 @@ def train_and_record(config: Config, steps: int) -> TrainingRecord:
     engine.build(config)
     all_batches = batches(config, steps)
     first, *others = all_batches
-    rows = [_step(engine, first)]
+    rows = [run_step(engine, first)]
     documents = compute_document_ids(first, EOS)
     eval_loss = engine.read(engine.eval_step(PackedSequences(first, documents))).loss
     chunks = {
@@ -102,14 +104,16 @@ def train_and_record(config: Config, steps: int) -> TrainingRecord:
         for chunk in engine.chunks()
         if chunk.is_main_replica and chunk.name.startswith(("weights/", "exp_avg/"))
     }
-    rows += [_step(engine, batch) for batch in others]
+    rows += [run_step(engine, batch) for batch in others]
     rows.append(losses_after(engine, first))
     engine.close()
     return TrainingRecord(rows, chunks, eval_loss)
 
 
-def _step(engine: NativeEngine, batch: NDArray[np.int32]) -> tuple[float, ...]:
-    return dataclasses.astuple(engine.read(engine.train_step(shard_batch(batch, engine), RATE)))
+def run_step(engine: Engine, batch: NDArray[np.int32]) -> tuple[Any, ...]:
+    """Train a step, and return loss, norms of gradients and weights, and skipped steps."""
+    metrics = engine.read(engine.train_step(shard_batch(batch, engine), RATE))
+    return *metrics.scalars.values(), metrics.num_skipped
 
 
 def joined(found: list[dict[Any, Any]]) -> dict[str, NDArray[Any]]:
@@ -168,6 +172,6 @@ def load_and_continue(config: Config, path: Path, steps: int) -> list[tuple[floa
 
 
 def _rest(engine: NativeEngine, all_batches: list[NDArray[np.int32]]) -> list[tuple[float, ...]]:
-    rows = [_step(engine, batch) for batch in all_batches]
+    rows = [run_step(engine, batch) for batch in all_batches]
     engine.close()
     return rows

@@ -3,7 +3,7 @@
 import contextlib
 import io
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -43,7 +43,7 @@ from hlat.model.loss import IGNORE_INDEX
 from hlat.model.parameter_spec import ParameterRole
 from hlat.optim import adamw, lr_schedule
 from hlat.precision import random_bits, stochastic_rounding
-from tests.distributed import component_mutants
+from tests.distributed import component_mutants, training_mutants
 from tests.distributed.layout_overrides import DP, KV, MICRO, PP, SP, TP
 from tests.distributed.patching import Plant, around, patched
 
@@ -462,8 +462,8 @@ def _without_input_gradient(forward: Callable[..., Any], x: torch.Tensor, *input
     return forward(x.detach() + 0 * x, *inputs)
 
 
-def _compile_wrongly(model: decoder.Decoder, backend: str) -> None:
-    for layer in model.layers.values():
+def _compile_wrongly(model_parts: Iterable[decoder.Decoder], backend: str) -> None:
+    for layer in (layer for part in model_parts for layer in part.layers.values()):
         layer.forward = partial(_without_input_gradient, layer.forward)
 
 
@@ -573,6 +573,7 @@ MUTANTS: dict[str, Plant] = {
     "a check raises on rank 1": lambda: check_raises(1),
     "a device multiplies wrongly": around(device_checks, "_matmul", _adds_one),
     "layers compiled wrongly": patched(native_engine, apply_compile=_compile_wrongly),
+    **training_mutants.MUTANTS,
     **component_mutants.MUTANTS,
 }
 
@@ -630,6 +631,7 @@ FOUND = {
     "resume skips a batch": ("", "data", "rows after a resume", "data"),
     "peers read different rows": (TP, "data", "rows of peers", "tp+pp"),
     "layers compiled wrongly": ("compiler=inductor", "gradients", "embed_tokens", "compiler"),
+    **training_mutants.FOUND,
     **component_mutants.FOUND,
 }
 """Overrides, failing check, part of the name of the finding, and axis of each mutant."""

@@ -106,6 +106,7 @@ def _simulate_rank(config: Config, rank: int) -> Iterator[None]:
     try:
         with (
             mock.patch.dict(os.environ, variables),
+            mock.patch("hlat.engine.process_groups._wait_for_members"),
             mock.patch("hlat.engine.native.native_engine.init_weights"),
             mock.patch("hlat.engine.native.native_engine.PipelinedStages", OneStage),
             # The check updates one element and reads it; fake tensors have no values

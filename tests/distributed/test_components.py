@@ -127,9 +127,10 @@ def test_generation_equals_one_process(
     settings = [LARGE_INIT, *COMPONENTS[component].split()]
     config = configure(layout, *settings)
     found = ranks.run(config.num_processes, score_and_generate, config)
-    scores, *tokens = score_and_generate(configure("", layers(layout), *settings))
-    for result_scores, *result_tokens in found:
-        assert result_tokens == tokens
+    scores, greedy, samples, batched = score_and_generate(configure("", layers(layout), *settings))
+    for result_scores, *result_tokens, result_batched in found:
+        assert result_tokens == [greedy, samples]
+        assert [one.token for one in result_batched] == [one.token for one in batched]
         for one, other in zip(result_scores, scores, strict=True):
             assert one[0] == pytest.approx(other[0], rel=1e-5)
             assert one[1] == other[1]

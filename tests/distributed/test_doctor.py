@@ -10,7 +10,7 @@ from hlat.config.resolve import resolve_config
 from hlat.doctor.check_result import CheckStatus
 from hlat.doctor.check_runner import CHECKS
 from hlat.doctor.reduced_config import reduce_config
-from tests.distributed import mutants
+from tests.distributed import mutants, training_mutants
 from tests.distributed.layout_overrides import DP, KV, MICRO, PP, SP, TP
 from tests.distributed.mutants import FOUND
 from tests.distributed.ranks import Ranks
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.distributed, pytest.mark.xdist_group("processes")]
 ARITHMETIC = [name for name in CHECKS if name != "data"]
 """Checks that start no processes."""
 
-OF_GRADIENTS = {"loss", "reduction", "pipeline", "gradient norm"}
+OF_GRADIENTS = {"loss", "reduction", "pipeline", "gradient norm", "clipping"}
 """Other results of the check `gradients`."""
 
 HEALTHY = {
@@ -67,6 +67,7 @@ SLOW_BUGS = {
     *("llama3 factor", "yarn factor", "yarn without factor of queries and keys"),
     *("all of a head rotates", "all layers rotate", "no embedding scale", "sinks ignored"),
     *("norms before instead of after", "norm without 1 +"),
+    *(bug for bug in training_mutants.FOUND if bug not in training_mutants.DEFAULT),
 }
 """Bugs of which the default suite has one with the same check and axis."""
 SEEDS = 2

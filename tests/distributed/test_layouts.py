@@ -124,6 +124,29 @@ def compute_transformers_loss(config: Config, tensors: dict[str, np.ndarray]) ->
         return reference(input_ids=tokens, labels=tokens).loss.item()
 
 
+@pytest.mark.parametrize("tied", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        "pp=3",
+        pytest.param("pp=4", marks=pytest.mark.slow),
+        pytest.param("pp=3 tp=2 sequence_parallel=true", marks=pytest.mark.slow),
+        pytest.param("pp=4 dp=2 zero=1", marks=pytest.mark.slow),
+        pytest.param("pp=3 dp=2 zero=3", marks=pytest.mark.slow),
+    ],
+)
+def test_stages_between_the_embedding_and_a_tied_head(
+    ranks: Ranks, configure, single_process, layout: str, tied: bool
+) -> None:
+    """Ranks of these stages have no embedding, and no peers to sum its gradient with."""
+    head = f"model.tie_embeddings={str(tied).lower()}"
+    config = configure(layout, head)
+    found = ranks.run(config.num_processes, checks.train_and_record, config, STEPS)
+    expected = single_process(layout, head)
+    assert all(record.rows == found[0].rows for record in found)
+    assert_rows_equal(found[0].rows, expected.rows)
+
+
 @pytest.mark.slow  # tests/contract compiles the layers of one process
 @pytest.mark.parametrize("layout", ["tp=2", "tp=2 sequence_parallel=true", "dp=2 zero=3"])
 def test_compiled_layers_equal_eager(ranks: Ranks, configure, single_process, layout: str) -> None:

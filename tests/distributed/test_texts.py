@@ -8,6 +8,7 @@ import pytest
 from hlat.config.config_errors import ConfigError
 from hlat.config.run import Config
 from hlat.engine.native.native_engine import NativeEngine
+from hlat.evaluate.decode_batch import DecodeSequence
 from hlat.evaluate.inference_model import InferenceModel
 from tests.distributed.checks import batches, layers, losses_after
 from tests.distributed.ranks import Ranks
@@ -45,8 +46,23 @@ def score_and_generate(config: Config):
     scores = model.score(requests)
     settings = {"is_finished": lambda tokens: False, "temperature": 0.8, "top_p": 0.95}
     samples = model.generate(contexts * 2, 10, **settings)
+    batched = decode_in_batch(model, contexts)
     engine.close()
-    return scores, greedy, samples
+    return scores, greedy, samples, batched
+
+
+def decode_in_batch(model: InferenceModel, contexts: list[list[int]]):
+    """Return the tokens and scores of sequences that join a batch one after the other."""
+    batch = model.create_batch()
+    tokens = []
+    for i, context in enumerate(contexts):
+        sequence = DecodeSequence(
+            context, 6, temperature=0.8 * (i % 2), num_top=2, score_prompt=True
+        )
+        prompt_scores, first = batch.add(sequence)
+        tokens += [*prompt_scores, first]
+        tokens += [token for _, token in batch.step()]
+    return tokens
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +82,7 @@ def test_results_equal_one_process(ranks: Ranks, configure, single_process, layo
     config = configure(layout, LARGE_INIT)
     found = ranks.run(config.num_processes, score_and_generate, config)
     assert all(result == found[0] for result in found)
-    scores, greedy, samples = single_process(layout)
+    scores, greedy, samples, batched = single_process(layout)
     assert found[0][1] == greedy
     assert found[0][2] == samples
     assert len({len(tokens) for tokens in greedy}) > 2
@@ -74,6 +90,10 @@ def test_results_equal_one_process(ranks: Ranks, configure, single_process, layo
     for one, other in zip(found[0][0], scores, strict=True):
         assert one[0] == pytest.approx(other[0], rel=2e-6)
         assert one[1] == other[1]
+    assert [one.token for one in found[0][3]] == [one.token for one in batched]
+    for one, other in zip(found[0][3], batched, strict=True):
+        assert one.log_prob == pytest.approx(other.log_prob, abs=1e-5)
+        assert one.top_log_probs == pytest.approx(other.top_log_probs, abs=1e-5)
 
 
 def evaluate(config: Config, training: bool) -> tuple[float, float]:

@@ -96,6 +96,6 @@ def test_other_commands_compose(guide: str, command: str, compose) -> None:
         assert not find_config_problems(command, compose), guide
 
 
-def test_there_are_nine_guides() -> None:
-    assert len(GUIDES) == 9
+def test_there_are_ten_guides() -> None:
+    assert len(GUIDES) == 10
     assert {path.stem for path in GUIDES} >= SLOW

@@ -22,6 +22,7 @@ from typing import Any
 from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
 import hlat
+from hlat.launch_environment import STOP_SIGNALS
 from tests.faults.injected import sitecustomize
 
 _FIRST_OWN = 3
@@ -119,7 +120,7 @@ def _become(
         if descriptor is not None:
             os.dup2(descriptor, target)
     os.closerange(_FIRST_OWN, 4096)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2):
+    for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if cwd is not None:
@@ -138,6 +139,7 @@ def _run(arguments: list[str]) -> int:
 
     from hlat import train
     from hlat.config import entry_point
+    from hlat.recovery import signal_handler
 
     GlobalHydra.instance().clear()  # of the supervisor
     sitecustomize.patch(sys.modules)
@@ -145,7 +147,8 @@ def _run(arguments: list[str]) -> int:
     sys.argv = [train.__file__, *arguments]
     _as_main(train)
     try:
-        entry_point.run_entry_point(train.main)
+        with signal_handler.handle_process_signals():
+            entry_point.run_entry_point(train.main)
     except SystemExit as end:
         return int(end.code or 0)
     finally:

@@ -5,11 +5,11 @@ import random
 import signal
 import time
 
+from hlat.launch_environment import STOP_SIGNALS
 from tests.faults import trials
 
 STEPS, EVERY_STEPS, MAX_SIGNALS, MAX_STOPS = 60, 20, 4, 4
 RUN = (*trials.build_run_overrides(STEPS, EVERY_STEPS), "evaluation.every_steps=null")
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
 TIMEOUT_S, DUMP_S = 2.0, 2.0
 """recovery.step_timeout_s, and the time of the supervisor for writing stacks."""
 TIMEOUTS = (f"recovery.step_timeout_s={TIMEOUT_S:g}", "recovery.start_timeout_s=30")
@@ -36,7 +36,7 @@ def interrupt(workspace: trials.Workspace, layout: str, rng: random.Random) -> l
         while len(outcomes) < workspace.limit(MAX_SIGNALS) and run.is_alive_after(
             rng.uniform(0, seconds)
         ):
-            outcomes.append(_interrupt_once(run, rng.choice(SIGNALS)))
+            outcomes.append(_interrupt_once(run, rng.choice(STOP_SIGNALS)))
             run.start()
         problems = trials.finish_and_compare(run, reference)
     finally:
@@ -57,11 +57,11 @@ def _interrupt_once(run: trials.Run, signum: signal.Signals) -> str:
         return f"{run.name}: left processes {left} after {signum.name}"
     if code == 0 or not is_training:
         return ""
+    if code != 75:
+        return f"{run.name}: exit code {code} after {signum.name}"
     last = run.rows("events.jsonl")[-1]
     if last["event"] != "interrupt":
         return ""  # it ended before the first step
-    if code != 75:
-        return f"{run.name}: exit code {code} after {signum.name}"
     if last["step"] not in trials.CheckpointChecker(run.checkpoints()).committed():
         return f"{run.name}: step {last['step']} was not saved after {signum.name}"
     return ""

@@ -67,7 +67,7 @@ def _build_tokenizers(_: Path) -> list[bytes]:
 
 def _read_tokenizer(directory: Path, content: bytes) -> object:
     (directory / "tokenizer.json").write_bytes(content)
-    tokenizer = Tokenizer("tokenizer.json", str(directory), EOS)
+    tokenizer = Tokenizer("tokenizer.json", str(directory), EOS, max_lost_text=1.0)
     return [tokenizer.decode(ids.tolist()) for ids in tokenizer.encode([TEXT, "", "a b ab"])]
 
 
@@ -217,5 +217,19 @@ TARGETS = [
         _read_documents_of("in.parquet"),
         mutate_bytes,
         "in.parquet",
+    ),
+    Target(
+        "documents_arrow",
+        lambda directory: _build_arrow_files(directory)[:1],
+        _read_documents_of("in.arrow"),
+        mutate_bytes,
+        "in.arrow",
+    ),
+    Target(
+        "documents_json",
+        lambda _: [json.dumps([{"text": text} for text in TEXTS], indent=1).encode("utf-16-le")],
+        _read_documents_of("in.json"),
+        mutate_bytes,
+        "in.json",
     ),
 ]

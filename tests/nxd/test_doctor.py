@@ -27,7 +27,7 @@ TP, ZERO = "parallelism.tp=2", "parallelism.dp=2 parallelism.zero=1"
 FOUND = {
     "1 input gradients not summed": (f"{TP} precision=bf16", "gradients", "layers.0.", "tp+dp"),
     "2 masters not loaded": (ZERO, "checkpoint", "next step", "here"),
-    "3 clipped at one": (f"{ZERO} optimizer.grad_clip=0.5", "gradients", "lm_head", "dp"),
+    "3 clipped at one": (f"{ZERO} optimizer.grad_clip=0.5", "gradient norm", "grad_norm", "dp"),
     "4 marks lost": (TP, "gradient norm", "grad_norm", "tp"),
     "4 key/value copies count each": ("parallelism.tp=4", "gradient norm", "grad_norm", "kv"),
     "5 rows repeated": ("parallelism.tp=4", "initialisation", "k_proj", "tp"),
@@ -45,7 +45,7 @@ def test_correct_run_passes(compose, tmp_path, name: str) -> None:
     outcomes = run(config.num_processes, "doctor.diagnose", config, CHECKS)[0]
     for outcome in outcomes:
         assert outcome.status is not CheckStatus.failed, outcome
-    assert len(outcomes) == len(CHECKS) + 4
+    assert len(outcomes) == len(CHECKS) + 5
 
 
 @pytest.mark.parametrize("fault", FOUND)

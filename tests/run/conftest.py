@@ -20,6 +20,7 @@ import pytest
 from hlat import train
 from hlat.config import entry_point
 from hlat.config.config_errors import ExitCode
+from hlat.config.override_keys import merge_overrides
 from hlat.data.tokenizer import EMBEDDED_FILE
 from hlat.report.figures import ReportFigure
 
@@ -48,7 +49,7 @@ class Runner:
         """
         flags = [argument for argument in overrides if argument.startswith("-")]
         typed = [argument for argument in overrides if argument not in flags]
-        arguments = ["hlat.train", *flags, *(self.small if small else []), *typed]
+        arguments = ["hlat.train", *flags, *merge_overrides(self.small if small else [], typed)]
         out, err = io.StringIO(), io.StringIO()
         code = 0
         with (
@@ -67,17 +68,18 @@ class Runner:
                 code = int(end.code or 0)
         return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
 
-    def start(self, *arguments: str) -> "subprocess.Popen[str]":
+    def start(self, *arguments: str, start_new_session: bool = False) -> "subprocess.Popen[str]":
         """Start the entry in a new process."""
         flags = [argument for argument in arguments if argument.startswith("-")]
         overrides = [argument for argument in arguments if argument not in flags]
         return subprocess.Popen(
-            [sys.executable, "-m", "hlat.train", *flags, *self.small, *overrides],
+            [sys.executable, "-m", "hlat.train", *flags, *merge_overrides(self.small, overrides)],
             cwd=self.folder,
             env=self.environment,
             text=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            start_new_session=start_new_session,
         )
 
     def run_process(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
@@ -86,17 +88,24 @@ class Runner:
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
     def run_until(
-        self, step: int, number: signal.Signals, *overrides: str
+        self,
+        step: int,
+        number: signal.Signals,
+        *overrides: str,
+        send: Callable[..., None] = subprocess.Popen.send_signal,
     ) -> "subprocess.CompletedProcess[str]":
-        """Send a signal as soon as a step has been logged; training waits for the signal."""
+        """Send a signal as soon as a step has been logged; training waits for the signal.
+
+        The process has its own process group.
+        """
         sent = self.folder / f"signal_{time.monotonic_ns()}"
         self.environment["HLAT_TEST_PAUSE"] = f"{step}:{sent}"
-        process = self.start(*overrides)
+        process = self.start(*overrides, start_new_session=True)
         del self.environment["HLAT_TEST_PAUSE"]
         name = next(o.removeprefix("run.name=") for o in overrides if o.startswith("run.name="))
         while process.poll() is None:
             if any(row["step"] >= step for row in self.rows(name, "metrics.jsonl")):
-                process.send_signal(number)
+                send(process, number)
                 break
             time.sleep(0.02)
         sent.touch()

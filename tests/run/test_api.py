@@ -43,20 +43,38 @@ def test_a_run_has_configuration_metrics_tensors_and_model(root) -> None:
     with pytest.raises(ConfigError, match="has no tensor nothing"):
         run.load_tensors(names=["nothing"])
     with run.load_model() as model:
-        text = model.generate("def main", 8)
-        assert text == model.generate("def main", 8)
-        assert model.generate("def main", 8, stop=text[3:4]) == text.partition(text[3])[0]
+        text = model.generate("def main", max_tokens=8, temperature=0)
+        assert text == model.generate("def main", 8, temperature=1e-39)
+        stopped = model.generate("def main", 8, temperature=0, stop=text[3:4])
+        assert stopped == text.partition(text[3])[0]
+        with pytest.raises(ConfigError, match="top_p=0 is not a number above 0"):
+            model.generate("def main", top_p=0)
         assert model.score("def ", "main") < 0
     with pytest.raises(ConfigError, match="is not a run directory"):
         hlat.load_run(root)
 
 
-def test_an_equal_run_under_another_name_is_not_trained(runner_at_step_2) -> None:
+def test_an_equal_run_under_another_name_is_a_copy(runner_at_step_2) -> None:
     runner = runner_at_step_2
     equal = runner.run("run.name=y", "run.steps=2")
     assert equal.returncode == 0
     assert "runs/x has finished with the same settings, code and data" in equal.stdout
-    assert not (runner.folder / "runs/y").exists()
+    assert runner.rows("y", "events.jsonl") == runner.rows("x", "events.jsonl")
+    run = hlat.load_run(runner.folder / "runs/y")
+    assert (run.config.run.name, run.checkpoint_steps) == ("y", [2])
+    assert run.load_tensors(2, ["weights/model.norm.weight"])
+    table = hlat.runs(runner.folder / "runs")
+    assert table["copy_of"].to_pylist() == [None, "x"]
+
+
+@pytest.mark.slow  # trains two steps
+def test_a_copy_is_extended_without_a_change_of_the_other_run(runner_at_step_2) -> None:
+    runner = runner_at_step_2
+    assert runner.run("run.name=y", "run.steps=2").returncode == 0
+    extended = runner.run("run.name=y", "run.steps=4")
+    assert "resuming from runs/y/checkpoints/step_00000002" in extended.stdout
+    assert runner.losses("y")[:2] == runner.losses("x")
+    assert (len(runner.losses("y")), len(runner.losses("x"))) == (4, 2)
 
 
 @needs_root
@@ -65,6 +83,7 @@ def test_the_run_of_another_user_is_found_or_refused(
 ) -> None:
     """Use one command of two users: its run directory is not writable for the second one."""
     from hlat.data import training_data
+    from hlat.recovery import run_copy
     from hlat.tracking import finished_runs, provenance, run_directory
 
     os.chmod(runner_at_step_2.folder, 0o755)
@@ -78,9 +97,9 @@ def test_the_run_of_another_user_is_found_or_refused(
         resolve_config(compose(*small, "run.name=x", f"run.steps={steps}")) for steps in (2, 3)
     )
     with act_as_nobody():
-        assert finished_runs.print_finished_run(equal)
+        assert run_copy.use_finished_run(equal, "", [])
         assert "runs/x has finished with the same settings" in capsys.readouterr().out
-        assert not finished_runs.print_finished_run(other)
+        assert finished_runs.find_finished_run(other) is None
         with (
             pytest.raises(ConfigError, match=r"run.name=x: runs/x belongs to another user"),
             run_directory.acquire_run_dir(other.run),
@@ -88,7 +107,7 @@ def test_the_run_of_another_user_is_found_or_refused(
             pass
     os.chmod("runs/x", 0o700)
     with act_as_nobody():
-        assert not finished_runs.print_finished_run(equal)
+        assert finished_runs.find_finished_run(equal) is None
 
 
 def test_an_equal_run_of_a_job_ends_as_finished(runner_at_step_2, tmp_path) -> None:

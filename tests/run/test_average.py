@@ -74,9 +74,10 @@ def test_list_the_average_and_do_not_resume_from_it(trained, runner, do):
 def test_refuse_to_start_from_an_average(trained, runner, do, refused):
     assert do(average, "runs/whole", "last=2").code == 0
     sentence = (
-        f"hlat: {MEAN} contains weights only; a run also needs the optimizer state and the position "
-        f"in the data. To start a new run from the weights: hlat export {MEAN} "
-        "output=DIR, then model.init_from=DIR instead of checkpoint.start_from\n"
+        f"hlat: cannot start from checkpoint.start_from at {MEAN}: it contains weights only, and a "
+        "run also needs the optimizer state and the position in the data; to start a new run from "
+        f"the weights: hlat export {MEAN} output=DIR, then model.init_from=DIR instead of "
+        "checkpoint.start_from\n"
     )
     refused(runner.run("run.name=y", f"checkpoint.start_from={MEAN}"), sentence)
     refused(

@@ -69,6 +69,14 @@ def test_greedy_text_equals_transformers(folder: Path, tmp_path: Path) -> None:
         assert done.out == f"{PROMPTS[0]}{expected[0]}\n"
 
 
+@pytest.mark.parametrize("setting", ["temperature=1e-39", "temperature=1e-320", "top_p=1e-300"])
+def test_extreme_settings_select_the_most_likely_token(folder: Path, setting: str) -> None:
+    greedy = call(folder, "runs/x", "The", "temperature=0", "max_tokens=4")
+    done = call(folder, "runs/x", "The", setting, "max_tokens=4")
+    assert (done.code, done.out) == (0, greedy.out)
+    assert call(folder, "runs/x", "The", "temperature=1e308", "max_tokens=4").code == 0
+
+
 @pytest.mark.slow  # 3 s
 def test_the_seed_determines_the_text(folder: Path) -> None:
     texts = [

@@ -51,10 +51,11 @@ def test_the_loss_equals_that_of_training(uninterrupted: Runner, folder: Path) -
     row = json.loads((folder / "runs/whole/evaluations/step_00000020.json").read_text())
     assert row["tasks"]["heldout"]["questions"] == 6
     shown = call(folder, "runs/whole").out
-    assert (
-        f"bits per byte: code {logged(uninterrupted, 'whole', 20)['bits_per_byte']['code']:.4f}, "
-        in shown
-    )
+    expected = logged(uninterrupted, "whole", 20)
+    code, error = expected["bits_per_byte"]["code"], expected["stderr"]["code"]
+    assert f"bits per byte: code {code:.4f} ± {error:.4f}, " in shown
+    counts = [sum(expected[key].values()) for key in ("tokens", "bytes", "documents")]
+    assert "{:,} tokens, {:,} bytes, {:,} documents; mean: equal weights".format(*counts) in shown
 
 
 @pytest.mark.slow  # trains runs
@@ -115,15 +116,27 @@ def test_recorded_data_settings_can_be_overridden(folder: Path) -> None:
     assert "data.sources.code.paths" in done.err
 
 
+def test_all_text_of_short_files_is_evaluated(folder: Path, tmp_path: Path) -> None:
+    found = {}
+    for size in (1, 128, 177):
+        (tmp_path / "text.txt").write_bytes(b"\x01" * size)
+        assert call(folder, "runs/whole", f"heldout={tmp_path}/text.txt").code == 0
+        row = json.loads((folder / "runs/whole/evaluations/step_00000020.json").read_text())
+        task = row["tasks"][f"heldout:{tmp_path}/text.txt"]
+        assert task["bytes"] == {"text.txt": size}
+        assert task["tokens"] == {"text.txt": size + 1}  # with EOS
+        found[size] = task["metrics"]["loss,text.txt"]
+        (folder / "runs/whole/evaluations/step_00000020.json").unlink()
+    assert len(set(found.values())) == 3
+
+
 def test_wrong_settings_are_reported(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "short.jsonl").write_text('{"text": "x"}\n')
+    (tmp_path / "empty.jsonl").write_text('{"text": ""}\n')
     for arguments, message in {
         ("heldout=nowhere.jsonl",): "nowhere.jsonl: there is no such file or directory",
+        (f"heldout={tmp_path}/empty.jsonl",): "its documents have no token; give more text",
         (
-            f"heldout={tmp_path}/short.jsonl",
-        ): "its documents hold 2 tokens, less than one sequence of 64; give more text",
-        (
-            f"heldout={tmp_path}/short.jsonl",
+            f"heldout={tmp_path}/empty.jsonl",
             "data.heldout_documents=2",
         ): "data.heldout_documents=2 changes the data of a run",
         ("data.heldout_documents=x",): "its recorded data settings are invalid",

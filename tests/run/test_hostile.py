@@ -455,7 +455,7 @@ def test_quote_the_run_name_in_the_printed_command(runner) -> None:
     script = f"for word in {printed}; do printf '%s\\0' \"$word\"; done"
     shown = subprocess.run(["sh", "-c", script], cwd=runner.folder, capture_output=True, text=True)
     arguments = shown.stdout.split("\0")[:-1]
-    assert arguments[1:3] == ["-m", "hlat.train"]
+    assert arguments[1] == "train"
     assert f"run.name={json.dumps(name, ensure_ascii=False)}" in arguments
     assert {path.name for path in runner.folder.iterdir()} == {"runs"}
     assert {path.name for path in (runner.folder / "runs").iterdir()} == {name, ".finished"}

@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from hlat.config.compose import import_launcher_module
+from hlat.config.override_keys import merge_overrides
 
 IMAGE = "hydra.launcher.image=registry.example/hlat:1"
 SEND = ("hydra/launcher=kubernetes", IMAGE)
@@ -106,7 +107,7 @@ def test_print_the_manifest_in_a_dry_run(runner, kubectl):
     ],
 )
 def test_refuse_an_invalid_point_or_setting(arguments, problem, runner, kubectl):
-    done = runner.run("-m", *SEND, *arguments)
+    done = runner.run("-m", *merge_overrides(SEND, arguments))
     assert done.returncode == 2, done.stdout
     assert problem in done.stderr
     assert kubectl.calls() == []

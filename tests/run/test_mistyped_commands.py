@@ -15,7 +15,7 @@ CASES = {
     "empty mapping": (["train", "data.sources={}"], "data.sources={} has no effect"),
     "new entry without +": (
         ["train", "data.sources={a: {paths: [x]}}"],
-        "data.sources has no such entry; add one with +data.sources.NAME=VALUE",
+        "data.sources has no such entry; add one with '+data.sources={a: {paths: [x]}}'",
     ),
     "eps of zero": (["train", "optimizer.eps=0"], "optimizer.eps=0.0 is outside (0, inf)"),
     "tag": (["train", "--config-dir=foreign", "experiment=tag"], "tag.yaml, line 1: "),
@@ -88,7 +88,7 @@ def test_print_one_message(tmp_path: Path, hlat, case: str) -> None:
     foreign.mkdir(parents=True)
     (foreign / "tag.yaml").write_text("!!python/object:os.system x")
     (foreign / "broken.yaml").write_text("a: {")
-    (foreign / "deep.yaml").write_text("[" * 3000)
+    (foreign / "deep.yaml").write_text("# @package _global_\n" + "[" * 3000)
     (tmp_path / "junk").mkdir()
     (tmp_path / "junk/metrics.jsonl").write_text("\0\0\n")
     (tmp_path / "file").touch()

@@ -38,6 +38,14 @@ if "RANK" in os.environ:
         return train_step(self, *arguments)
     SignalHandler.__enter__, NativeEngine.train_step = record, wait_for_signal
 """
+HANG_IN_START = """
+import os, time
+from hlat.recovery import start_notice
+start_notice._FIRST_NOTICE_S = 4
+if os.environ.get("RANK") == "1":
+    from hlat.engine import process_groups
+    process_groups._create_group = lambda *_: time.sleep(120)
+"""
 SKIP_FIGURES = (REPOSITORY / "tests/fakes/skip_figures.py").read_text()
 LOOPBACK = {"0100007F", "00000000000000000000000001000000"}
 """127.0.0.1 and ::ffff:127.0.0.1, as /proc/net/tcp and tcp6 show them."""
@@ -240,3 +248,18 @@ def test_refuse_layout_that_does_not_divide_the_model(runner):
     refused = runner.run("parallelism.tp=3")
     assert refused.returncode == 2
     assert "parallelism.tp=3 does not divide" in refused.stderr
+
+
+@pytest.mark.slow
+def test_a_start_that_hangs_names_the_call_of_each_rank(runner: Runner, tmp_path: Path) -> None:
+    inject(runner, tmp_path, HANG_IN_START)
+    process = runner.start("run.name=x", *LAYOUT)
+    assert process.stderr is not None
+    calls = "rank 0: _wait_for_members (hlat/engine/", "rank 1: create_axes (hlat/engine/"
+    # Earlier notices may show imports
+    notice = next(line for line in process.stderr if all(call in line for call in calls))
+    assert "the start is not complete after" in notice
+    assert "rank 1:\n" in (runner.folder / "runs/x/logs/node_0.stacks").read_text()
+    process.terminate()
+    process.communicate(timeout=120)
+    assert process.returncode != 0

@@ -27,7 +27,7 @@ MISTAKES = [
     ("data.sources.code.paths=~/foo", "write data.sources.code.paths=$HOME/foo"),
     ("data.eos_token=</s>", """write 'data.eos_token="</s>"'"""),
     ("my.yaml", "move it to DIR/GROUP/NAME.yaml and write --config-dir DIR GROUP=NAME"),
-    ("hardware=h100", "hardware=h100 does not exist; did you mean h100_p5?"),
+    ("hardware=h100_p6", "hardware=h100_p6 does not exist; did you mean h100_p5?"),
     ("data.sources.code.path=x", "did you mean data.sources.code.paths?"),
     ("data.text_column=body", "data.text_column"),
     ("data.tokenizer=nowhere.json", "data.tokenizer"),

@@ -48,20 +48,16 @@ def test_resume_after_sigkill_is_bit_identical(runner, uninterrupted, step):
     assert [row["event"] for row in runner.rows("x", "events.jsonl")].count("finish") == 1
 
 
-@pytest.mark.parametrize(
-    ("number", "name"),
-    [pytest.param(signal.SIGINT, "SIGINT", marks=SLOW), (signal.SIGTERM, "SIGTERM")],
-)
-def test_save_after_a_signal_and_print_the_resume_command(runner, uninterrupted, number, name):
-    stopped = runner.run_until(7, number, "run.name=x")
+def test_save_after_a_signal_and_print_the_resume_command(runner, uninterrupted):
+    """`test_signals.py` sends the other signals."""
+    stopped = runner.run_until(7, signal.SIGUSR1, "run.name=x")
     assert stopped.returncode == 75, stopped.stderr
     last = runner.rows("x", "events.jsonl")[-1]
-    assert (last["event"], last["signal"]) == ("interrupt", name)
+    assert (last["event"], last["signal"]) == ("interrupt", "SIGUSR1")
     assert f"interrupted and saved at step {last['step']}" in stopped.stdout
     printed = stopped.stdout.rstrip().splitlines()[-1]
     command = shlex.split(printed.removeprefix("resume:"))
-    assert command[1:3] == ["-m", "hlat.train"]
-    assert runner.run(*command[3:], small=False).returncode == 0
+    assert runner.run(*command[command.index("train") + 1 :], small=False).returncode == 0
     assert runner.losses("x") == uninterrupted.losses("whole")
 
 
@@ -187,7 +183,7 @@ def test_the_printed_command_extends_a_run_without_a_name(runner):
     (run_dir,) = (runner.folder / "runs").glob("[!.]*")
     assert command[-2] == f"run.name={run_dir.name}"
     assert f"new run in runs/{run_dir.name}\n" in done.stdout
-    done = runner.run(*command[4:], small=False)
+    done = runner.run(*command[command.index("train") + 1 :], small=False)
     assert done.returncode == 0, done.stderr
     assert [step for step, _ in runner.losses(run_dir.name)] == [1, 2]
     assert "new run" not in done.stdout
@@ -256,9 +252,7 @@ def test_write_interpolations_of_the_environment_unresolved(runner, corpus, monk
     done = runner.run("run.name=x", "run.steps=1", "data.root=${oc.env:CANARY}")
     assert done.returncode == 0, done.stderr
     for name in ("config.yaml", "overrides.yaml", "report.html"):
-        text = (runner.folder / "runs/x" / name).read_text()
-        # The frozen corpus' folder is also named by the fixture itself, before the override
-        assert text.count(str(corpus)) == (1 if name == "overrides.yaml" else 0), name
+        assert str(corpus) not in (runner.folder / "runs/x" / name).read_text(), name
     assert "oc.env:CANARY" in done.stdout.splitlines()[-1]
 
 

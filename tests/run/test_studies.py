@@ -78,7 +78,7 @@ def test_stop_a_worse_point_of_a_sweep_that_was_interrupted(runner, capfd):
 
     done = runner.run(*arguments)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("not trained: ") == 2
+    assert done.stdout.count(": not trained, ") == 2
     runs = {path.name for path in (runner.folder / "runs").glob("x-*")}
     expected = {f"x-0.01-{seed}" for seed in range(1, 6)} | {
         f"x-1e-07-{seed}" for seed in (1, 2, 3)
@@ -95,5 +95,5 @@ def test_stop_a_worse_point_of_a_sweep_that_was_interrupted(runner, capfd):
     assert (runner.folder / "runs/sweeps/s/comparison/effects.svg").exists()
     shown = capfd.readouterr().out
     assert "3 of 3, stopped; 5 planned" in shown
-    assert "\noptimizer.lr=1e-7 - optimizer.lr=0.01: worse (difference +" in shown
+    assert "\noptimizer.lr=1e-7 is worse than optimizer.lr=0.01 (difference +" in shown
     assert "not trained, because they are worse than the baseline:\n" in shown

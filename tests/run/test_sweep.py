@@ -74,7 +74,7 @@ def test_train_the_valid_points_in_parallel_in_one_group(
     shown = done.stdout + capfd.readouterr().out
     both_started = max(shown.index(log) for log in (".log)",))
     assert both_started < shown.index("finished after")
-    assert shown.count(f" s, step 5/5, loss {runner.losses(tiny.name)[-1][1]:.4f}\n") == 1
+    assert shown.count(f" s, step 5/5, loss {runner.losses(tiny.name)[-1][1]:.4f}") == 1
     assert shown.count(" s, step 5/5, loss ") == 2
     assert "step 1/" not in shown
     logs = [file.read_text() for file in sweep.rglob("*.log")]
@@ -103,6 +103,7 @@ def test_train_the_points_with_the_basic_launcher(runner):
             pytest.param(*case, marks=pytest.mark.slow)
             for case in [
                 (["parallelism.tp=1,3"], "parallelism.tp=3 does not divide"),
+                (["+sweep=beta2,init"], "start one sweep with +sweep=init alone"),
                 (["batch.micro_batch_size=1,2"], "has the run directory runs/tiny-"),
                 (
                     [
@@ -205,7 +206,8 @@ def test_complete_an_interrupted_submission_to_slurm(runner, monkeypatch):
     assert done.stdout.count(" trains runs/") == 1
     assert not (runner.folder / "runs/b").exists()
     limit.write_text("9")
-    done = runner.run(*shlex.split(command)[3:], small=False)
+    words = shlex.split(command)
+    done = runner.run(*words[words.index("train") + 1 :], small=False)
     assert done.returncode == 0, done.stderr
     first, second, _, total, listing = done.stdout.splitlines()
     assert first == "[0] job 0_0 of runs/a exists: PENDING"
@@ -243,7 +245,7 @@ def test_sigint_saves_the_point_and_stops_the_sweep(runner):
     os.kill(sweep.pid, signal.SIGINT)
     out, err = sweep.communicate()
     assert sweep.returncode == 75, err
-    assert "interrupted and saved" in out
+    assert "[1 of 2] interrupted, exit code 75, after " in out
     (folder,) = _folders(runner)
     assert runner.rows(folder.name, "events.jsonl")[-1]["event"] == "interrupt"
 

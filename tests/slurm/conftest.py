@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from hlat.config.override_keys import merge_overrides
 from tests.run.conftest import REPOSITORY, Runner
 from tests.run.test_processes import SKIP_FIGURES
 from tests.slurm.cluster import Cluster, missing
@@ -108,7 +109,12 @@ class Login:
         """Submit the small run."""
         flags = [argument for argument in arguments if argument.startswith("-")]
         typed = [argument for argument in arguments if argument not in flags]
-        arguments = ("hlat.train", *flags, "hydra/launcher=slurm", *self.small, *typed)
+        arguments = (
+            "hlat.train",
+            *flags,
+            "hydra/launcher=slurm",
+            *merge_overrides(self.small, typed),
+        )
         return self.python(*arguments)
 
     def jobs(self, *arguments: str) -> str:

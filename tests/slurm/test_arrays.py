@@ -187,7 +187,7 @@ def test_complete_an_interrupted_submission(login):
     assert "submitted 2 of 3 jobs; submit the others with" in done.stderr
     assert done.stdout.count(" trains runs/") == 2
     limit.write_text("9")
-    completed = login.python(*shlex.split(done.stderr.splitlines()[-1])[2:])
+    completed = login.python("hlat", *shlex.split(done.stderr.splitlines()[-1])[1:])
     assert completed.returncode == 0, completed.stderr
     assert completed.stdout.count("exists: PENDING") == 2
     assert "submitted 1 of 3 jobs; 2 exist" in completed.stdout

@@ -5,9 +5,9 @@ decoding step can be a single token. The last pipeline stage broadcasts its resu
 """
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hlat.config.run import Config
+from hlat.engine.interface import DecodeState
 from hlat.engine.mesh_axis import MeshAxis
 from hlat.engine.native.pipeline_parallel import ForwardBackward
 from hlat.engine.native.tensor_parallel import TensorParallelRegions
@@ -108,6 +109,21 @@ class NativeDecodeState:
         return NativeDecodeState(self._context, kv_caches, lengths, num_used + max_new_tokens)
 
     @torch.inference_mode()
+    def concat(self, others: Sequence[DecodeState], max_new_tokens: int) -> "NativeDecodeState":
+        """Return a new state with copies of the sequences of this one, then of others."""
+        states = [self, *cast("Sequence[NativeDecodeState]", others)]
+        lengths = np.concatenate([state._lengths for state in states])
+        capacity = int(lengths.max()) + max_new_tokens
+        kv_caches = {
+            stage: {
+                name: _concat_caches([state._kv_caches[stage][name] for state in states], capacity)
+                for name in layers
+            }
+            for stage, layers in self._kv_caches.items()
+        }
+        return NativeDecodeState(self._context, kv_caches, lengths, capacity)
+
+    @torch.inference_mode()
     def append(self, tokens: NDArray[np.int32], input_lengths: NDArray[np.int64]) -> None:
         """Run the model on the next tokens of each sequence and cache their keys and values."""
         step = self._context.get_max_batch_size(tokens.shape[1])
@@ -163,12 +179,39 @@ class NativeDecodeState:
         return result, context.broadcast_from_last_stage(argmax)[inverse]
 
     @torch.inference_mode()
+    def compute_top_log_probs(
+        self,
+        rows: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        tokens: NDArray[np.int64],
+        num_top: int,
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.int64]]:
+        """Return log-probabilities of tokens and of the most likely tokens."""
+        context = self._context
+        num_top = min(num_top, context.config.model.vocab_size)
+        log_probs = torch.zeros(len(rows), device=context.device)
+        top_log_probs = torch.zeros(len(rows), num_top, device=context.device)
+        top_tokens = torch.zeros(len(rows), num_top, dtype=torch.int64, device=context.device)
+        if self._outputs is not None:
+            index = context.to_device(rows * self._width + positions)
+            log_probs, top_log_probs, top_tokens = token_sampling.compute_top_log_probs(
+                self._outputs.flatten(0, 1)[index],
+                context.head,
+                context.to_device(tokens),
+                num_top,
+                context.regions.vocab_shard,
+                context.config.model.head.logit_softcap,
+            )
+        broadcast = context.broadcast_from_last_stage
+        return broadcast(log_probs), broadcast(top_log_probs), broadcast(top_tokens)
+
+    @torch.inference_mode()
     def sample(
         self,
         rows: NDArray[np.int64],
         random_bits: NDArray[np.int64],
-        temperature: float,
-        top_p: float,
+        temperatures: NDArray[np.float64],
+        top_ps: NDArray[np.float64],
     ) -> NDArray[np.int32]:
         """Sample the next token of rows."""
         context = self._context
@@ -178,12 +221,20 @@ class NativeDecodeState:
             softcap = context.config.model.head.logit_softcap
             index = context.to_device(rows * self._width + self._input_lengths[rows] - 1)
             outputs = self._outputs.flatten(0, 1)[index]
-            if temperature == 0:
-                tokens = token_sampling.select_argmax_tokens(outputs, head, vocab_shard, softcap)
-            else:
-                bits = context.to_device(random_bits)
-                tokens = token_sampling.sample_tokens(
-                    outputs, head, bits, temperature, top_p, vocab_shard, softcap
+            greedy, sampled = np.flatnonzero(temperatures == 0), np.flatnonzero(temperatures)
+            if len(greedy):
+                tokens[greedy] = token_sampling.select_argmax_tokens(
+                    outputs[greedy], head, vocab_shard, softcap
+                )
+            if len(sampled):
+                tokens[sampled] = token_sampling.sample_tokens(
+                    outputs[sampled],
+                    head,
+                    context.to_device(random_bits[sampled]),
+                    torch.from_numpy(temperatures[sampled]).to(context.device, torch.float32),
+                    torch.from_numpy(top_ps[sampled]).to(context.device),
+                    vocab_shard,
+                    softcap,
                 )
         return context.broadcast_from_last_stage(tokens).astype(np.int32)
 
@@ -196,6 +247,22 @@ def _build_empty_cache(layer: torch.nn.Module) -> LayerKVCache:
     num_groups = len(weight) // ((attention.queries_per_group + 2) * head_dim)
     shape = (1, 0, num_groups, head_dim)
     return LayerKVCache(weight.new_empty(shape), weight.new_empty(shape))
+
+
+def _concat_caches(caches: Sequence[LayerKVCache], capacity: int) -> LayerKVCache:
+    """Copy the caches of batches into that of one batch."""
+    keys, values = [cache.k_BLGD for cache in caches], [cache.v_BLGD for cache in caches]
+    return LayerKVCache(_concat_rows(keys, capacity), _concat_rows(values, capacity))
+
+
+def _concat_rows(tensors: Sequence[Tensor], capacity: int) -> Tensor:
+    result = tensors[0].new_zeros((sum(map(len, tensors)), capacity, *tensors[0].shape[2:]))
+    start = 0
+    for tensor in tensors:
+        num_used = min(tensor.shape[1], capacity)
+        result[start : start + len(tensor), :num_used] = tensor[:, :num_used]
+        start += len(tensor)
+    return result
 
 
 def _select_cache_rows(cache: Tensor, rows: Tensor, num_used: int, max_new_tokens: int) -> Tensor:

@@ -111,7 +111,7 @@ def _read_peak_resident_memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def copy_to_device(array: NDArray[np.int32], device: torch.device) -> Tensor:
+def copy_to_device(array: NDArray[np.int32] | NDArray[np.bool_], device: torch.device) -> Tensor:
     """Copy an array to the device without waiting for the device.
 
     The copy is asynchronous from page-locked memory only: a driver may first wait for the preceding

@@ -5,22 +5,21 @@ by axis, so that a rank's start-up cost does not grow with the world size.
 """
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 
 import torch
 import torch.distributed as dist
 
 from hlat.config.run import Config
-from hlat.engine.mesh_axis import MeshAxis
-from hlat.engine.mesh_process_group import build_world
+from hlat.engine.mesh_process_group import add_background_axes, build_world
 from hlat.engine.parameter_shards import count_kv_replicas
+from hlat.engine.process_groups import Partition, create_axes
 from hlat.launch_environment import build_rendezvous_environment
 from hlat.parallelism.mesh_coordinates import (
-    compute_global_rank,
-    compute_mesh_coordinates,
+    ParallelDegrees,
     compute_parallel_degrees,
+    partition_ranks,
 )
 
 _LAZY_GLOO_ENV = "TORCH_GLOO_LAZY_INIT"
@@ -40,31 +39,33 @@ class ParallelMesh:
 
     def __init__(self, config: Config, rank: int = 0) -> None:
         degrees = compute_parallel_degrees(config.parallelism, config.num_processes)
-        coordinates = compute_mesh_coordinates(rank, degrees)
         self.world_size = degrees.world_size
         self.sequence_parallel = config.parallelism.sequence_parallel
-
-        def build_axis(name: str, indices: Iterable[int]) -> MeshAxis:
-            along = (replace(coordinates, **{name: index}) for index in indices)
-            return MeshAxis([compute_global_rank(other, degrees) for other in along], rank)
-
-        self.tp = build_axis("tp", range(degrees.tp))
-        self.dp = build_axis("dp", range(degrees.dp))
-        self.pp = build_axis("pp", range(degrees.pp))
-        replicas = count_kv_replicas(config.model, degrees.tp)
-        first = coordinates.tp // replicas * replicas
-        kv_ranks = range(first, first + replicas)
-        self.kv = self.tp if replicas == degrees.tp else build_axis("tp", kv_ranks)
-        self.tied_embedding: MeshAxis | None = None
-        ends = (0, degrees.pp - 1)
-        if config.model.tie_embeddings and degrees.pp > 1 and coordinates.pp in ends:
-            self.tied_embedding = build_axis("pp", ends)
-        self.world = build_world(rank, self.pp, self.dp, self.tp)
+        axes = create_axes(list_axis_partitions(config, degrees), rank)
+        self.tp, self.dp, self.pp = axes["tp"], axes["dp"], axes["pp"]
+        self.kv = axes.get("kv", self.tp)
+        tied = axes.get("tied_embedding")
+        self.tied_embedding = tied if tied is not None and tied.size > 1 else None
+        self.world = build_world(rank, axes)
 
     def all_reduce(self, tensor: torch.Tensor) -> None:
         """Sum a tensor over all ranks in place."""
         for axis in (self.tp, self.dp, self.pp):
             axis.all_reduce(tensor)
+
+
+def list_axis_partitions(config: Config, degrees: ParallelDegrees) -> dict[str, Partition]:
+    """Return the ranks along each axis of the mesh, by name, in the order of creation."""
+    tp, dp, pp = (partition_ranks(degrees, axis) for axis in ("tp", "dp", "pp"))
+    partitions: dict[str, Partition] = {"tp": tp, "dp": dp, "pp": pp}
+    size = count_kv_replicas(config.model, degrees.tp)
+    if size < degrees.tp:
+        starts = range(0, degrees.tp, size)
+        partitions["kv"] = [ranks[start : start + size] for ranks in tp for start in starts]
+    if config.model.tie_embeddings and degrees.pp > 1:
+        ends = [[ranks[0], ranks[-1]] for ranks in pp]
+        partitions["tied_embedding"] = ends + [[rank] for ranks in pp for rank in ranks[1:-1]]
+    return add_background_axes(partitions)
 
 
 def init_distributed(rank: int, world_size: int, device: torch.device) -> bool:

@@ -38,10 +38,21 @@ class AutogradAccumulator:
         self._handles: list[RemovableHandle] = []
 
     def get_gradient(self, name: str) -> Tensor:
-        """Return the current sum of a parameter."""
-        gradient = self._params[name].grad
-        assert gradient is not None
+        """Return the current sum of a parameter.
+
+        Raises:
+            RuntimeError: The loss does not depend on the parameter.
+        """
+        gradient = self._find_gradient(name)
+        if gradient is None:
+            raise RuntimeError(
+                f"parameter {name} has no gradient, so the loss does not depend on it; use it in "
+                "the forward pass without detaching it, or remove it from the component"
+            )
         return gradient
+
+    def _find_gradient(self, name: str) -> Tensor | None:
+        return self._params[name].grad
 
     def pop_gradients(self) -> dict[str, Tensor]:
         """Return the gradients of the step and start the next one."""
@@ -68,13 +79,13 @@ class GradientAccumulator(AutogradAccumulator):
         self._counts: dict[str, int] = {}
         self._handles = register_grad_hooks(params, self._accumulate)
 
-    def get_gradient(self, name: str) -> Tensor:
-        """Return the current sum of a parameter."""
-        return self._gradients[name]
+    def _find_gradient(self, name: str) -> Tensor | None:
+        return self._gradients.get(name)
 
     def pop_gradients(self) -> dict[str, Tensor]:
         """Return the gradients of the step and start the next one."""
-        gradients, self._gradients, self._counts = self._gradients, {}, {}
+        gradients = {name: self.get_gradient(name) for name in self._params}
+        self._gradients, self._counts = {}, {}
         return gradients
 
     def _accumulate(self, name: str, param: Tensor) -> None:

@@ -3,8 +3,9 @@
 Both replace the forward of a module and leave its parameters and their names unchanged.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -22,21 +23,53 @@ def apply_activation_checkpointing(model: Decoder, mode: ActivationCheckpointing
     """Recompute whole layers, or attention scores and activations only, in the backward pass."""
     for layer in model.layers.values():
         assert isinstance(layer, DecoderLayer)
-        modules: list[nn.Module] = []
         if mode is ActivationCheckpointing.selective:
-            modules = [layer.self_attn.core, layer.mlp.activation]
+            layer.self_attn.core = _Checkpointed(layer.self_attn.core)
+            layer.mlp.activation = _Checkpointed(layer.mlp.activation)
         elif mode is ActivationCheckpointing.full:
-            modules = [layer]
-        for module in modules:
-            module.forward = partial(_checkpointed_forward, module.forward)
+            _replace_forward(layer, partial(_checkpointed_forward, layer.forward))
 
 
-def apply_compile(model: Decoder, backend: str) -> None:
-    """Compile each layer with a backend; call it after `apply_activation_checkpointing`."""
-    for layer in model.layers.values():
+def apply_compile(model_parts: Iterable[Decoder], backend: str) -> None:
+    """Compile each kind of layers with a backend; call it after `apply_activation_checkpointing`.
+
+    Dynamo limits the graphs of a code object, and treats numbers as variables that differ between
+    calls of code with the same name. Each kind therefore has its own code. It needs one graph for
+    training and one for evaluation, however many layers and kinds there are.
+    """
+    compiled: dict[tuple[bool, bool], Callable[..., Any]] = {}
+    for layer in (layer for part in model_parts for layer in part.layers.values()):
+        assert isinstance(layer, DecoderLayer)
+        kind = (layer.has_rope, layer.is_sliding)
+        if kind not in compiled:
+            code = _call.__code__.replace(co_name=f"layers_{len(compiled)}")
+            function = FunctionType(code, globals())
+            compiled[kind] = torch.compile(function, fullgraph=True, backend=backend)
         # layer.compile would also compile FSDP2's hooks
-        compiled = torch.compile(layer.forward, fullgraph=True, backend=backend)
-        layer.forward = partial(_dispatch_forward, layer.forward, compiled)
+        compiled_forward = partial(compiled[kind], layer.forward)
+        _replace_forward(layer, partial(_dispatch_forward, layer.forward, compiled_forward))
+
+
+def _replace_forward(module: nn.Module, forward: Callable[..., Any]) -> None:
+    module.forward = forward
+
+
+def _call(forward: Callable[..., Any], *inputs: Any) -> Any:
+    return forward(*inputs)
+
+
+class _Checkpointed(nn.Module):
+    """A module without parameters that the backward pass recomputes.
+
+    Dynamo would compile each layer separately if the forward of its modules were replaced.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *inputs: Any) -> Any:
+        return _checkpointed_forward(self.module, *inputs)
 
 
 def _checkpointed_forward(forward: Callable[..., Any], *inputs: Any) -> Any:

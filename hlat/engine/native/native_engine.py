@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -69,8 +70,8 @@ class NativeEngine:
         self._compile_backend = backend = select_compile_backend(config, self._device)
         for part in self.model_parts.values():
             apply_activation_checkpointing(part, config.parallelism.activation_checkpointing)
-            if backend is not None:
-                apply_compile(part, backend)
+        if backend is not None:
+            apply_compile(self.model_parts.values(), backend)
         self.params = (
             TrainableParameters(local_params, config, self._mesh, backend)
             if training
@@ -112,17 +113,21 @@ class NativeEngine:
 
     @torch.no_grad()
     def eval_step(self, sequences: PackedSequences) -> dict[str, Tensor]:
-        """Compute the mean loss of sequences, the same on every rank."""
+        """Compute the loss of each target token, the same on every rank."""
         self._sync_stale_params()
-        scale, dp = 1 / max(1, self._count_target_tokens(sequences)), self._mesh.dp
+        dp, size = self._mesh.dp, self.config.micro_batch_size
         shard = self._build_batch(sequences).shard(dp.rank, dp.size)
-        micro_batches = shard.split(self.config.micro_batch_size)
-        losses = [self._forward_backward.forward(batch, scale) for batch in micro_batches]
-        loss = torch.stack(losses).sum()
-        self._mesh.pp.all_reduce(loss)
-        dp.all_reduce(loss)
+        if self._compile_backend is not None:
+            shard = shard.pad(size)  # another shape would be another graph
+        losses = [self._forward_backward.forward(batch, None) for batch in shard.split(size)]
+        losses_of_shard = torch.cat(losses)
+        self._mesh.pp.all_reduce(losses_of_shard)
+        # Row k of shard r is row r + k * dp
+        rows = dp.all_gather(losses_of_shard).transpose(0, 1).flatten(0, 1)
         fsdp.reshard(self.model_parts.values())
-        return {"loss": loss}
+        token_losses = rows[: len(sequences.tokens), :-1]
+        num_targets = torch.tensor(self._count_target_tokens(sequences))
+        return {"token_losses": token_losses, "num_targets": num_targets}
 
     def create_decode_state(self) -> NativeDecodeState:
         """Return a state of one empty sequence.
@@ -144,12 +149,16 @@ class NativeEngine:
 
     def read(self, metrics: dict[str, Tensor]) -> StepMetrics:
         """Wait for the device and return the metrics; a collective over all ranks."""
-        loss = metrics["loss"]
-        if "grad_norm" not in metrics:
-            return StepMetrics(loss.item())
+        if "token_losses" in metrics:
+            token_losses = metrics["token_losses"].cpu().numpy()
+            total = float(token_losses.sum(dtype=np.float64))
+            loss = total / max(1, int(metrics["num_targets"]))
+            return StepMetrics(loss, token_losses=token_losses)
         weights = {name: self.params.get_state(name)["weights"] for name in self.params.shards}
-        _, param_norm = self._all_reduce_metrics(loss, self.params.select_owned_rows(weights))
-        values = torch.stack([loss, metrics["grad_norm"], param_norm, self._num_skipped])
+        _, param_norm = self._all_reduce_metrics(
+            metrics["loss"], self.params.select_owned_rows(weights)
+        )
+        values = torch.stack([metrics["loss"], metrics["grad_norm"], param_norm, self._num_skipped])
         mean_loss, *norms, num_skipped = values.tolist()
         return StepMetrics(mean_loss, norms[0], norms[1], int(num_skipped))
 
@@ -218,14 +227,15 @@ class NativeEngine:
             assert sequences.document_ids is not None
             documents = copy_to_device(sequences.document_ids, self._device)
         targets = build_next_token_targets(tokens, documents if data.loss_mask else None)
-        if sequences.num_target_tokens is not None:
-            targets[:, sequences.num_target_tokens :] = IGNORE_INDEX
+        if sequences.target_mask is not None:
+            is_excluded = ~copy_to_device(sequences.target_mask[:, 1:], self._device)
+            targets[:, :-1].masked_fill_(is_excluded, IGNORE_INDEX)
         return DeviceBatch(tokens, documents if data.document_mask else None, targets)
 
     def _compute_loss(
-        self, part: Decoder, outputs: Tensor, targets: Tensor, scale: float
+        self, part: Decoder, outputs: Tensor, targets: Tensor, scale: float | None
     ) -> Tensor:
-        """Return the scaled sum of the loss of a micro batch."""
+        """Return the scaled sum of the loss of a micro batch, or the loss of each token."""
         return linear_cross_entropy(
             self._regions.copy_to_tensor_parallel_region(outputs),
             part.lm_head_weight,

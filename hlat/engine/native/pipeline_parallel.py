@@ -22,8 +22,11 @@ from hlat.model.kv_cache import KVCache
 from hlat.model.loss import IGNORE_INDEX
 from hlat.precision.torch_dtypes import TORCH_DTYPES
 
-LossFn = Callable[[Decoder, Tensor, Tensor, float], Tensor]
-"""Returns the scaled sum of the loss, given the last model part, its output, targets and scale."""
+LossFn = Callable[[Decoder, Tensor, Tensor, float | None], Tensor]
+"""Returns the scaled sum of the loss, given the last model part, its output, targets and scale.
+
+If scale is None, it returns the loss of each token, [n, S].
+"""
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,14 @@ class DeviceBatch:
         """
         if size == 1:
             return self
-        index = rank + size * torch.arange(-(-len(self.tokens) // size), device=self.tokens.device)
+        return self._select(rank, size, -(-len(self.tokens) // size))
+
+    def pad(self, multiple: int) -> "DeviceBatch":
+        """Pad to a multiple of sequences with the first sequence with ignored targets."""
+        return self._select(0, 1, -(-len(self.tokens) // multiple) * multiple)
+
+    def _select(self, start: int, step: int, count: int) -> "DeviceBatch":
+        index = start + step * torch.arange(count, device=self.tokens.device)
         is_padding = index >= len(self.tokens)
         index = index.where(~is_padding, 0)
         targets = self.targets[index].masked_fill(is_padding.unsqueeze(1), IGNORE_INDEX)
@@ -76,8 +86,8 @@ class SingleStage:
             total += loss.detach()
         return total
 
-    def forward(self, micro_batch: DeviceBatch, scale: float) -> Tensor:
-        """Return the same loss of one micro batch of any size."""
+    def forward(self, micro_batch: DeviceBatch, scale: float | None) -> Tensor:
+        """Return the loss of one micro batch of any size, as `LossFn`."""
         outputs = self._model(micro_batch.tokens, micro_batch.documents)
         return self._loss_fn(self._model, outputs, micro_batch.targets, scale)
 
@@ -137,13 +147,16 @@ class PipelinedStages:
             total += loss.detach()
         return total
 
-    def forward(self, micro_batch: DeviceBatch, scale: float) -> Tensor:
-        """Return the loss of one micro batch; ranks do not wait for later stages."""
+    def forward(self, micro_batch: DeviceBatch, scale: float | None) -> Tensor:
+        """Return the loss of one micro batch, as `LossFn`, on the rank with the head; others 0.
+
+        Ranks do not wait for later stages.
+        """
         tokens, targets = micro_batch.tokens, micro_batch.targets
         shape = (len(tokens), *self._boundary_activation.shape[1:])
         y = self._run_stages(shape, tokens, micro_batch.documents, {})
         if y is None:
-            return torch.zeros((), device=tokens.device)
+            return torch.zeros(() if scale is not None else tokens.shape, device=tokens.device)
         return self._loss_fn(self._model_parts[self._last_stage], y, targets, scale)
 
     def forward_with_cache(self, tokens: Tensor, kv_caches: Mapping[int, KVCache]) -> Tensor | None:

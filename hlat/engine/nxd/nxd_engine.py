@@ -213,7 +213,7 @@ class NxdEngine:
             dist.init_process_group("xla", init_method="xla://")
         self._parallel_config = self._build_nxd_config()
         self._host_axes = build_host_axes()
-        self.world = build_world(dist.get_rank(), **self._host_axes)
+        self.world = build_world(dist.get_rank(), self._host_axes)
         self._device = xm.xla_device()
         self.device = str(self._device)
 
@@ -378,8 +378,9 @@ class NxdEngine:
         loss_mask, tokens = self.config.data.loss_mask, torch.from_numpy(sequences.tokens)
         documents = torch.from_numpy(sequences.document_ids) if loss_mask else None
         targets = build_next_token_targets(tokens, documents)
-        if sequences.num_target_tokens is not None:
-            targets[:, sequences.num_target_tokens :] = IGNORE_INDEX
+        if sequences.target_mask is not None:
+            is_excluded = ~torch.from_numpy(sequences.target_mask[:, 1:])
+            targets[:, :-1].masked_fill_(is_excluded, IGNORE_INDEX)
         num_targets = torch.tensor(int(compute_loss_mask(sequences, loss_mask).sum()))
         num_shards = 1
         if dp_sharded and loss_mask:

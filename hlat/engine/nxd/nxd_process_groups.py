@@ -5,32 +5,36 @@ to compile. NxD's rank order follows from the hardware: on trn1 the distance bet
 tensor-parallel ranks is eight devices.
 """
 
-from typing import Any
-
 import torch.distributed as dist
 from neuronx_distributed.parallel_layers import parallel_state
 
 from hlat.engine.mesh_axis import MeshAxis
+from hlat.engine.mesh_process_group import add_background_axes
+from hlat.engine.process_groups import Partition, create_axes
+
+_NXD_NAMES = {
+    "pp": "pipeline_model_parallel",
+    "dp": "data_parallel",
+    "tp": "tensor_model_parallel",
+}
 
 
 def build_host_axes() -> dict[str, MeshAxis]:
-    """Return gloo axes pp, dp and tp by name."""
-    rank = dist.get_rank()
-    return {name: MeshAxis(ranks, rank, "gloo") for name, (ranks, _) in get_nxd_groups().items()}
+    """Return gloo axes pp, dp and tp, and those of background threads, by name."""
+    partitions = {name: _list_nxd_partition(name) for name in _NXD_NAMES}
+    return create_axes(add_background_axes(partitions), dist.get_rank(), "gloo")
 
 
 def build_device_axes() -> dict[str, MeshAxis]:
-    """Return the same axes on NxD's process groups over the devices."""
-    rank, groups = dist.get_rank(), get_nxd_groups()
-    return {name: MeshAxis(ranks, rank, group=group) for name, (ranks, group) in groups.items()}
+    """Return the axes pp, dp and tp on NxD's process groups over the devices."""
+    rank, axes = dist.get_rank(), {}
+    for name, nxd_name in _NXD_NAMES.items():
+        ranks = next(ranks for ranks in _list_nxd_partition(name) if rank in ranks)
+        axes[name] = MeshAxis(ranks, rank, getattr(parallel_state, f"get_{nxd_name}_group")())
+    return axes
 
 
-def get_nxd_groups() -> dict[str, tuple[list[int], Any]]:
-    """Return this process's ranks along each axis, in torch's order, and NxD's group."""
-    names = {"pp": "pipeline_model_parallel", "dp": "data_parallel", "tp": "tensor_model_parallel"}
-    rank, groups = dist.get_rank(), {}
-    for axis, name in names.items():
-        replica_groups = getattr(parallel_state, f"get_{name}_replica_groups")()
-        ranks = next(sorted(ranks) for ranks in replica_groups if rank in ranks)
-        groups[axis] = ranks, getattr(parallel_state, f"get_{name}_group")()
-    return groups
+def _list_nxd_partition(name: str) -> Partition:
+    """Return the ranks along an axis, in torch's order."""
+    groups = getattr(parallel_state, f"get_{_NXD_NAMES[name]}_replica_groups")()
+    return [sorted(ranks) for ranks in groups]

@@ -83,7 +83,10 @@ class RotaryKeys:
             for key in ("rope_scaling", "rope_parameters")
             if config.get(key)
         }
-        theta = _find_theta([config, *ropes.values()], self.default_theta)
+        theta = _find_theta(
+            {"rope_theta": config, **{f"{key}.rope_theta": rope for key, rope in ropes.items()}},
+            self.default_theta,
+        )
         parsed = {key: _parse_scaling(rope, key, config) for key, rope in ropes.items()}
         values = list(parsed.values()) or [{"rope.scaling": RopeScaling.none}]
         if values[0] != values[-1]:
@@ -143,9 +146,12 @@ class LayerTypeRotaryKeys:
             **_get_mapping(config, "rope_scaling"),
         }
         sliding = _get_mapping(by_type, "sliding_attention")
-        theta = _find_theta([config, full], self.default_theta)
+        parameters = "rope_parameters.{}_attention.rope_theta"
+        bases = {"rope_theta": config, parameters.format("full"): full}
+        theta = _find_theta(bases, self.default_theta)
         old = {"rope_theta": config.get(self.sliding_key)} if self.sliding_key else {}
-        sliding_theta = _find_theta([old, sliding], self.default_sliding_theta)
+        bases = {self.sliding_key or "": old, parameters.format("sliding"): sliding}
+        sliding_theta = _find_theta(bases, self.default_sliding_theta)
         settings = _parse_scaling(full, "rope_parameters.full_attention", config)
         key = "rope_parameters.sliding_attention"
         if _parse_scaling(sliding, key, config)["rope.scaling"] is not RopeScaling.none:
@@ -205,17 +211,17 @@ def _get_mapping(config: HFConfig, key: str) -> Mapping[str, Any]:
     return value
 
 
-def _find_theta(ropes: list[Mapping[str, Any]], default: float) -> float:
-    """Return the only base of several dictionaries."""
+def _find_theta(ropes: Mapping[str, Mapping[str, Any]], default: float) -> float:
+    """Return the only base of several dictionaries, given by the full key of their base."""
     thetas = {
-        get_number(rope, "rope_theta", float)
-        for rope in ropes
+        key: get_number(rope, "rope_theta", float)
+        for key, rope in ropes.items()
         if rope.get("rope_theta") is not None
     }
-    if len(thetas) > 1:
-        values = ", ".join(map(str, sorted(thetas)))
-        raise ConfigError(f"config.json has several rope_theta: {values}")
-    return float(thetas.pop()) if thetas else default
+    if len({*thetas.values()}) > 1:
+        values = ", ".join(f"{key}={value}" for key, value in thetas.items())
+        raise ConfigError(f"config.json has {values}, which differ; remove one of them")
+    return float(next(iter(thetas.values()), default))
 
 
 def _validate_partial_rotary(config: HFConfig, name: str) -> None:

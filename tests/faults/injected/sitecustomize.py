@@ -310,10 +310,10 @@ def patch_durable(module):
 def patch_evaluation(module):
     evaluate = module.evaluate_heldout
 
-    def slow(engine, heldout, tracker, step):
+    def slow(engine, data, tracker, step, *arguments):
         if step:
             time.sleep(FAULTS.get("evaluation_s", 0))
-        return evaluate(engine, heldout, tracker, step)
+        return evaluate(engine, data, tracker, step, *arguments)
 
     module.evaluate_heldout = slow
 

@@ -3,6 +3,7 @@
 # Parameters
 #SBATCH --chdir=/fsx/home
 #SBATCH --exclusive
+#SBATCH --gpus-per-node=8
 #SBATCH --job-name=hlat_7b.hlat_table2-1a2b3c4d
 #SBATCH --mem=0
 #SBATCH --nodes=1

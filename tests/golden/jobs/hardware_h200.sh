@@ -3,6 +3,7 @@
 # Parameters
 #SBATCH --chdir=/fsx/home
 #SBATCH --exclusive
+#SBATCH --gpus-per-node=1
 #SBATCH --job-name=h200
 #SBATCH --mem=0
 #SBATCH --nodes=1

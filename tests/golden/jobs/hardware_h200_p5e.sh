@@ -3,6 +3,7 @@
 # Parameters
 #SBATCH --chdir=/fsx/home
 #SBATCH --exclusive
+#SBATCH --gpus-per-node=8
 #SBATCH --job-name=h200_p5e
 #SBATCH --mem=0
 #SBATCH --nodes=1

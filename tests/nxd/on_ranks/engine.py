@@ -1,6 +1,5 @@
 """Functions that run on ranks with hlat's engine on NxD and return results for comparison."""
 
-import dataclasses
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +26,7 @@ from hlat.engine.interface import DeviceReport, ReplicaMismatch
 from hlat.engine.nxd import nxd_process_groups
 from hlat.engine.nxd.nxd_engine import NxdEngine
 from hlat.engine.nxd.nxd_parameters import compute_param_shards
-from tests.distributed.checks import EOS, RATE, batches, losses_after, shard_batch
+from tests.distributed.checks import EOS, RATE, batches, losses_after, run_step, shard_batch
 
 
 def _built(config: Config) -> NxdEngine:
@@ -40,10 +39,7 @@ def _built(config: Config) -> NxdEngine:
 def train(config: Config, steps: int) -> list[tuple[float, ...]]:
     """Return loss and norms of gradients and weights per step, and the final `losses_after`."""
     engine, all_batches = _built(config), batches(config, steps)
-    rows = [
-        dataclasses.astuple(engine.read(engine.train_step(shard_batch(batch, engine), RATE)))
-        for batch in all_batches
-    ]
+    rows = _rest(engine, all_batches)
     return [*rows, losses_after(engine, all_batches[0])]
 
 
@@ -129,10 +125,7 @@ def _count_operators_on_host() -> int:
 
 
 def _rest(engine: NxdEngine, all_batches: list[NDArray[Any]]) -> list[tuple[float, ...]]:
-    return [
-        dataclasses.astuple(engine.read(engine.train_step(shard_batch(batch, engine), RATE)))
-        for batch in all_batches
-    ]
+    return [run_step(engine, batch) for batch in all_batches]
 
 
 def train_with_dtypes(config: Config, steps: int) -> tuple[list[tuple[float, ...]], list[str]]:
@@ -178,7 +171,7 @@ def train_with_groups(
 ) -> tuple[list[tuple[float, ...]], dict[str, list[int]]]:
     """Return `train`, and the ranks of this rank's group along each axis."""
     return train(config, steps), {
-        axis: ranks for axis, (ranks, _) in nxd_process_groups.get_nxd_groups().items()
+        name: [*axis.ranks] for name, axis in nxd_process_groups.build_device_axes().items()
     }
 
 
@@ -214,6 +207,7 @@ def build_one_rank(config: Config) -> dict[str, tuple[tuple[int, ...], int]]:
     with (
         mock.patch.object(dist, "new_group", new_fake_group),
         mock.patch.object(dist.distributed_c10d, "new_group", new_fake_group),
+        mock.patch("hlat.engine.process_groups._wait_for_members"),
         mock.patch.object(xm, "rendezvous"),
         mock.patch.object(NxdEngine, "_build_params"),
         mock.patch("hlat.engine.nxd.nxd_engine.init_weights"),

@@ -88,3 +88,11 @@ def test_campaigns_of_the_package_are_valid_and_found_by_name() -> None:
         assert load_campaign(find_campaign_file(name)).name == name
     with pytest.raises(ConfigError, match=r"hlat_70 is not a campaign; did you mean hlat_70b\?"):
         find_campaign_file("hlat_70")
+
+
+def test_a_list_that_sets_a_key_twice_is_rejected(tmp_path: Path) -> None:
+    text = "train: [run.seed=1, run.seed=2]\nstages:\n  a: {train: [run.steps=3, run.steps=4]}\n"
+    assert problems(tmp_path, text) == [
+        "stages.a.train: run.steps is set 2 times: run.steps=3 and run.steps=4; keep one of them",
+        "train: run.seed is set 2 times: run.seed=1 and run.seed=2; keep one of them",
+    ]

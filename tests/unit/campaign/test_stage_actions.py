@@ -1,7 +1,7 @@
 """Decisions about the jobs of a campaign when its command is repeated."""
 
 from hlat.campaign.campaign_execution import can_continue
-from hlat.campaign.campaign_state import StageState, StageStatus
+from hlat.campaign.campaign_state import NEVER_SATISFIED, StageState, StageStatus
 from hlat.campaign.stage_actions import StageAction, decide_actions, find_unchangeable
 from hlat.campaign.stage_job import StageJob, find_dependents
 
@@ -45,6 +45,12 @@ def test_a_changed_job_that_has_started_continues_and_is_reported() -> None:
     states |= {"c": status("submitted", True), "d": status("failed", True)}
     assert decide(**states) == "kkrs"
     assert [one.name for one in find_unchangeable(JOBS, states)] == ["a", "b"]
+
+
+def test_a_job_whose_dependency_has_finished_after_all_is_replaced() -> None:
+    stuck = StageStatus(StageState.submitted, detail=f"waits: {NEVER_SATISFIED}")
+    assert decide(a=FINISHED, b=stuck, c=stuck, d=SUBMITTED) == "krrk"
+    assert decide(a=RUNNING, b=stuck, c=SUBMITTED, d=SUBMITTED) == "kkkk"
 
 
 def test_jobs_without_a_state_are_started() -> None:

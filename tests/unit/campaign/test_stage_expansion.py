@@ -61,6 +61,21 @@ def test_jobs_have_the_commands_of_their_stages(tmp_path: Path) -> None:
     assert jobs["final"].after == ("mean",)
 
 
+def test_a_stage_replaces_an_override_of_all_stages(tmp_path: Path) -> None:
+    expanded = expand(tmp_path, ("[run.steps=60]", "[run.steps=60, checkpoint.milestone_tokens=4]"))
+    given = [word for word in expanded.get_job("second").arguments if "milestone" in word]
+    assert given == ["checkpoint.milestone_tokens=4"]
+
+
+def test_a_stage_that_its_source_does_not_allow_is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        expand(tmp_path, ("[run.steps=60]", "[run.steps=60, batch.sequence_length=32]"))
+    assert caught.value.problems == (
+        "stages.second: start_from=first: batch.sequence_length: the checkpoint was written with "
+        "256, this run has 32; restore the former, or start a new run",
+    )
+
+
 def test_only_changed_stages_have_another_digest(tmp_path: Path) -> None:
     before = {job.name: job.digest for job in expand(tmp_path).jobs}
     changes = (("limit: 3", "limit: 4"), ("[run.steps=60]", "[run.steps=60, optimizer.lr=1e-4]"))
@@ -85,8 +100,8 @@ def test_problems_of_all_stages_are_reported_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "overrides"),
     [
-        ("[run.steps=60]", "[run.steps=30]", "starts at step 40, and the run ends at step 30"),
-        ("[run.steps=60]", "[model.num_layers=1]", "the model differs: model.num_layers was"),
+        ("[run.steps=60]", "[run.steps=30]", "it has step 40, and the run ends at step 30"),
+        ("[run.steps=60]", "[model.num_layers=1]", "start_from=first: model.num_layers was"),
         ("[run.steps=60]", "[run.name=x]", "run.name=x: the campaign sets run.name"),
         ("[run.steps=60]", "[hydra/launcher=slurm]", "use launcher: for settings"),
         ("final: {", "again: {evaluate: mean, tasks: [piqa]}\n  final: {", "same command as again"),

@@ -329,7 +329,7 @@ ERRORS = [
     ),
     (
         ("prune", "runs/x", "keep_last=2", "keep_last=3"),
-        "hlat checkpoint: keep_last= is given twice\n",
+        "hlat checkpoint: keep_last is set 2 times: keep_last=2 and keep_last=3; keep one of them\n",
     ),
     (
         ("prune", "runs/x", "keep_last=2", "--yse"),

@@ -57,7 +57,10 @@ def test_settings_are_typed_as_overrides_or_flags(parser, argv) -> None:
         ),
         (["r", "steps=0"], "steps: 0 is not a whole number of 1 or more"),
         (["r", "json=maybe"], "json=maybe: use json=true or json=false"),
-        (["r", "steps=1", "steps=2"], "steps= is given twice"),
+        (
+            ["r", "steps=1", "steps=2"],
+            "steps is set 2 times: steps=1 and steps=2; keep one of them",
+        ),
         ([], "the following arguments are required: RUN"),
     ],
 )

@@ -49,7 +49,7 @@ def test_a_job_has_the_submitted_overrides(compose, tmp_path, monkeypatch):
     again = ["python", "-m", "hlat.train", "--frozen", str(tmp_path)]
     assert entry_point.build_command("python", entry_point.get_task_overrides()) == again
     typed = shlex.split(entry_point.format_resume_command(entry_point.get_task_overrides()))
-    assert typed == ["python", "-m", "hlat.train", *COMMAND_LINE.flags, *COMMAND_LINE.overrides]
+    assert typed == ["hlat", "train", *COMMAND_LINE.flags, *COMMAND_LINE.overrides]
 
 
 def test_a_directory_without_a_configuration_is_an_error(tmp_path):

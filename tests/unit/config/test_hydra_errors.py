@@ -1,5 +1,7 @@
 """Errors of Hydra are converted to a message with the full key and the nearest valid one."""
 
+import sys
+
 import pytest
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
@@ -43,3 +45,41 @@ def test_keys_reach_every_level():
     assert {"model", "model.rope_theta", "checkpoint.keep_last", "run.log_every"} <= set(
         list_config_keys()
     )
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("+model=tiny", "model already has a choice; write model=tiny without the +"),
+        ("sweep=beta2", "to choose one of its files, write +sweep=NAME"),
+        ("lr=1", "did you mean optimizer.lr?"),
+        (
+            "study.baseline={optimizer.lr: 1}",
+            "study.baseline has no such entry; add one with '+study.baseline={optimizer.lr: 1}'",
+        ),
+        ("data.root=[~/x]", "~ is not expanded here; write data.root=[$HOME/x]"),
+        ("run.steps:5", "run.steps:5: is not an override; write GROUP.KEY=VALUE"),
+    ],
+)
+def test_the_advice_is_the_word_to_type(compose, monkeypatch, override, sentence):
+    monkeypatch.setattr(sys, "argv", ["hlat.train", override])
+    with pytest.raises((HydraException, OmegaConfBaseException)) as caught:
+        compose(override)
+    assert sentence in str(convert_hydra_error(caught.value))
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("defaults: [{override /model: tiny}]", "experiment=x"),
+        ("run: {steps: 5}", "+experiment=x"),
+        ("# A comment before the header\n# @package _global_\nrun: {steps: 5}", "experiment=x"),
+    ],
+)
+def test_a_file_without_package_is_named(tmp_path, monkeypatch, text, word):
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment/x.yaml").write_text(text)
+    monkeypatch.setattr(sys, "argv", ["hlat.train", f"--config-dir={tmp_path}", word])
+    message = str(convert_hydra_error(HydraException("Could not override 'model'")))
+    assert message.startswith(f"{tmp_path}/experiment/x.yaml: ")
+    assert message.endswith("lacks the first line `# @package _global_`; add it")

@@ -31,6 +31,15 @@ def test_rows_are_numbered_across_files_and_batches(
     assert corpus.num_bytes == sum(len((text or "").encode()) for text in texts)
 
 
+@pytest.mark.parametrize("suffix", ["arrow", "parquet"])
+def test_names_that_are_not_utf8(tmp_path: Path, suffix: str, write_arrow) -> None:
+    path = Path(os.fsdecode(os.fsencode(tmp_path / "name-") + b"\xff." + suffix.encode()))
+    write_arrow(path, ["one", "two"], compression=None if suffix == "arrow" else "zstd")
+    corpus = ArrowDataset([path], "text")
+    assert corpus.read_text(1) == "two"
+    assert len(corpus.compute_fingerprint()["sha256"]) == 64
+
+
 def test_nulls_of_a_sliced_array_are_empty(tmp_path: Path) -> None:
     array = pa.array([None, "a", None, "b", *["c"] * 9, None, "d"])[1:]
     batch = pa.record_batch({"text": array})

@@ -24,6 +24,27 @@ def test_heldout_documents_are_excluded_from_training(corpora) -> None:
             } == set(corpora.documents[name])
 
 
+def test_separate_heldout_documents_are_the_only_ones(corpora) -> None:
+    data = corpora.data({"alpha": 1.0}, heldout_documents=30)
+    data.sources["alpha"].heldout_paths = ["beta"]
+    source = open_data_sources(data, 1)["alpha"]
+    assert source.num_training_documents == len(corpora.documents["alpha"])
+    epoch = range(source.num_training_documents)
+    trained = [str(source.read_training_document(position), "utf-8") for position in epoch]
+    assert sorted(trained) == sorted(corpora.documents["alpha"])
+    heldout = list(source.read_heldout_documents())
+    assert len(heldout) == source.num_heldout_documents
+    assert sorted(heldout) == sorted(corpora.documents["beta"])
+    assert heldout != corpora.documents["beta"]  # a prefix is a sample
+    assert heldout == list(open_data_sources(data, 2)["alpha"].read_heldout_documents())
+    before = source.compute_fingerprint()
+    corpora.write("beta", ["changed"])
+    assert open_data_sources(data, 1)["alpha"].compute_fingerprint() != before
+    data.sources["alpha"].heldout_paths = ["alpha/a.arrow"]
+    with pytest.raises(ConfigError, match=r"heldout_paths: .* belongs to data.sources.alpha.paths"):
+        open_data_sources(data, 1)
+
+
 def test_split_is_independent_of_the_seed_and_other_sources(corpora) -> None:
     first = open_data_sources(corpora.data(), 1)["beta"]
     second = open_data_sources(corpora.data({"beta": 1.0}), 2)["beta"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tokenizers
-from tokenizers import Regex, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
 from hlat.config.config_errors import ConfigError
 from hlat.config.data import EncoderLibrary
@@ -74,6 +74,12 @@ def _metaspace(documents: list[str]) -> dict:
     """Build a converted SentencePiece model with byte fallback."""
     rust = tokenizers.Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
     rust.pre_tokenizer = pre_tokenizers.Metaspace()
+    rust.decoder = decoders.Sequence(
+        [
+            *(decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
     trainer = trainers.BpeTrainer(
         vocab_size=700, limit_alphabet=90, special_tokens=["<unk>", EOS], show_progress=False
     )

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from tokenizers import decoders, models, pre_tokenizers, processors
 
 from hlat.data.hugging_face_tokenizer import build_tokenizer_files, find_tokenizer_file
 from hlat.data.prompt_tokenizer import (
+    PromptTokenizer,
     find_added_bos_token,
     load_hugging_face_tokenizer,
     load_run_tokenizer,
@@ -177,3 +179,15 @@ def test_file_is_found_by_its_hash(tmp_path: Path) -> None:
         == EMBEDDED_FILE
     )
     assert find_tokenizer_file(sha256, [tmp_path, other]) is None
+
+
+def test_special_tokens_are_found_without_a_copy_of_all(tmp_path: Path) -> None:
+    """A text is searched for them at its start; tokenizers of Gemma have 6,000."""
+    rust = bytes_tokenizer()
+    rust.add_special_tokens([f"<unused{i}>" for i in range(6000)])
+    rust.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = PromptTokenizer(tmp_path / "tokenizer.json", "</s>", None, False)
+    since = time.monotonic()
+    for _ in range(200):
+        assert tokenizer.find_special_token_ids(["a", "</s>", "<unused0>"]) == {257, 258}
+    assert time.monotonic() - since < 1

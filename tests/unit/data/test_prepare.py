@@ -88,21 +88,26 @@ def test_prepare_twice_and_inspect(input_dir: Path, tmp_path: Path, run) -> None
 
 
 def test_skipped_files_are_counted(input_dir: Path, tmp_path: Path, run) -> None:
-    for name in ("a.png", "b.png", "c.doc.gz", "d.\x1b[2J"):
-        (input_dir / name).write_text("text")
+    for name in ("a.png", "b.png", "c.zip", "d.\x1b[2J"):
+        (input_dir / name).write_bytes(b"PK\3\4\0")
     arguments = (input_dir, "--output", tmp_path / "data")
     code, _, errors = run(*arguments)
     assert code == 2
-    assert (
-        "4 of 5 files are skipped (2 .png, 1 '.\\x1b[2j', 1 .doc.gz); supported: .txt, .md"
-        in errors
-    )
+    lines = [
+        "skipped: 4 of 5 files, 20.0B",
+        "  a zip archive: 20.0B (2 .png, 1 '.\\x1b[2j', 1 .zip)",
+    ]
+    assert errors.splitlines()[1:] == lines
     assert "add skip_unsupported=true to convert the others" in errors
     code, out, _ = run(*arguments, "--skip-unsupported")
     assert code == 0
-    assert "4 of 5 files are skipped (2 .png, 1 '.\\x1b[2j', 1 .doc.gz)" in out
+    assert out.splitlines()[:2] == lines
     manifest = json.loads((tmp_path / "data/manifest.json").read_text())
-    assert manifest["skipped"] == {".png": 2, ".doc.gz": 1, ".\x1b[2j": 1}
+    assert [(one["suffix"], one["files"]) for one in manifest["skipped_files"]] == [
+        (".png", 2),
+        (".\x1b[2j", 1),
+        (".zip", 1),
+    ]
     assert "is complete already" in run(*arguments, "--skip-unsupported")[1]
 
 

@@ -106,6 +106,15 @@ def test_error_for_json_lines_contains_the_conversion_command(tmp_path: Path, pa
     )
 
 
+def test_error_for_a_directory_of_text_contains_the_conversion_command(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("text")
+    (tmp_path / "prepare_report.md").write_text("")
+    message = get_error(tmp_path, "")
+    assert "holds a.txt, which has no rows that can be read at random; convert it once" in message
+    (tmp_path / "a.txt").unlink()
+    assert "no file matches" in get_error(tmp_path, "")
+
+
 class TestSavedDatasets:
     """Directories written by `save_to_disk` of Hugging Face datasets."""
 

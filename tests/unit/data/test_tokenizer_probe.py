@@ -165,7 +165,7 @@ def test_refuse_a_tokenizer_that_finds_no_token_in_the_documents(
     added = json.loads(EMBEDDED_FILE.read_text(encoding="utf-8"))["added_tokens"]
     path = write(model={**BPE, "vocab": {"<|endoftext|>": 0, "ж": 1}}, added_tokens=added)
     with pytest.raises(ConfigError, match="no token") as error:
-        open_loader(corpora.data(tokenizer=str(path)))
+        open_loader(corpora.data(tokenizer=str(path), max_lost_text=1.0))
     assert str(error.value) == (
         f"data.tokenizer={path}: 16 sampled documents of data.sources.alpha have text and no "
         "token; use a tokenizer.json with the characters of the documents"

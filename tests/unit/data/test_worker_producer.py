@@ -13,6 +13,7 @@ import pytest
 
 from hlat.config.config_errors import ConfigError
 from hlat.data.batch_producer import WorkerDiedError
+from hlat.launch_environment import STOP_SIGNALS
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
@@ -58,7 +59,7 @@ def test_signals_of_the_trainer_do_not_stop_workers(corpora, open_loader, caplog
     one = open_loader(corpora.data(workers=1, prefetch=1))
     read_rows(one, 1)
     before = get_worker_pids(one)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2):
+    for number in STOP_SIGNALS:
         os.kill(before[0], number)
     read_rows(one, 3)
     assert get_worker_pids(one) == before
@@ -80,8 +81,8 @@ def test_repeated_worker_failures_are_an_error_with_a_remedy(
 
 def test_errors_of_workers_are_raised(corpora, open_loader) -> None:
     one = open_loader(corpora.data(workers=1))
-    (corpora.root / "beta/a.arrow").rename(corpora.root / "beta/gone")
-    (corpora.root / "beta/b.arrow").unlink()
+    for name in ("a", "b"):
+        (corpora.root / f"beta/{name}.arrow").unlink()
     with pytest.raises(ConfigError, match=r"data\.sources\.beta\.paths: no file matches"):
         one.next_batch()
 

@@ -15,6 +15,7 @@ from hlat.engine.parameter_shards import count_kv_replicas
 from hlat.model.attention_spec import get_layer_type
 from hlat.model.decoder_spec import count_parameters
 from hlat.model.rope_spec import RopeScaling, has_rope
+from hlat.phase_steps import compute_stage_starts
 
 RUNS = {
     "quickstart": [],
@@ -155,3 +156,13 @@ def test_paths_of_the_run_are_replaced(compose) -> None:
     assert small.run.root == "there/doctor"
     assert small.checkpoint.start_from is None
     assert small.model.init_from is None
+
+
+def test_stages_keep_their_number_of_steps(compose) -> None:
+    timeline = "phase.timeline=[{name:a,tokens:128000},{name:b,tokens:1000000},{name:c}]"
+    config = resolve_config(compose(timeline))
+    reduced = reduce_config(config)
+    assert reduced.batch.tokens_per_step < config.batch.tokens_per_step
+    starts = [compute_stage_starts(one.phase, one.batch) for one in (config, reduced)]
+    assert np.abs(np.subtract(*starts)).max() <= 1
+    assert len(starts[1]) == 3

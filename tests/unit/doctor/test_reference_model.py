@@ -11,6 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from hlat.config.model import ModelConfig
 from hlat.doctor import reference_model
+from hlat.doctor.reference_model import DocumentMasks
 from hlat.model.attention_spec import AttentionConfig, LayerType, QKNormScope
 from hlat.model.embedding_spec import EmbeddingConfig, HeadConfig
 from hlat.model.mlp_spec import Activation, MLPConfig
@@ -344,3 +345,37 @@ def test_z_loss_changes_only_the_gradients() -> None:
     for name, gradient in gradients.items():
         change = gradient - plain_gradients[name]
         assert np.allclose(change, 0.01 * leaves[name].grad.numpy(), rtol=1e-8, atol=1e-14), name
+
+
+@pytest.mark.parametrize("window", [None, 5])
+def test_documents_are_computed_as_if_alone(window) -> None:
+    settings = AttentionConfig(sliding_window=window)
+    model = replace(build_model(), attention=settings)
+    generator = np.random.default_rng(1)
+    weights = _sample_weights(_build_peer("Llama", build_model(), {}))
+    tokens = generator.integers(0, model.vocab_size, (1, LENGTH), np.int32)
+    documents = np.repeat([0, 1, 2], [9, 1, LENGTH - 10]).astype(np.int32)[None]
+    masks = DocumentMasks(documents, documents)
+    parts = [tokens[documents == n][None] for n in (0, 2)]  # the other has no target
+    alone = [reference_model.compute_gradients(model, weights, part, LENGTH - 3) for part in parts]
+    assert reference_model.count_targets(tokens, masks) == LENGTH - 3
+    loss, gradients = reference_model.compute_gradients(model, weights, tokens, LENGTH - 3, masks)
+    assert loss == pytest.approx(sum(loss for loss, _ in alone), rel=1e-12)
+    for name, gradient in gradients.items():
+        expected = sum(part[name] for _, part in alone)
+        assert np.allclose(gradient, expected, rtol=1e-9, atol=1e-14), name
+    nats = reference_model.compute_nats(model, weights, tokens, masks)
+    assert np.isnan(nats[0, [8, 9]]).all()
+    assert np.isnan(nats).sum() == 2
+
+
+def test_loss_mask_leaves_attention_across_documents() -> None:
+    model, generator = build_model(), np.random.default_rng(1)
+    weights = _sample_weights(_build_peer("Llama", model, {}))
+    tokens = generator.integers(0, model.vocab_size, (2, LENGTH), np.int32)
+    documents = np.repeat([[0, 1], [0, 0]], [9, LENGTH - 9], axis=1).astype(np.int32)
+    nats = reference_model.compute_nats(model, weights, tokens)
+    masked = reference_model.compute_nats(model, weights, tokens, DocumentMasks(loss=documents))
+    assert np.isnan(masked).sum() == 1
+    assert np.isnan(masked[0, 8])
+    assert np.array_equal(masked[~np.isnan(masked)], nats[~np.isnan(masked)])

@@ -10,7 +10,7 @@ from hlat.config.precision import Dtype
 from hlat.config.resolve import resolve_config
 from hlat.engine.engine_factory import create_engine
 from hlat.engine.native.decoding import NativeDecodeState
-from hlat.evaluate.inference_model import InferenceModel
+from hlat.evaluate.inference_model import InferenceModel, build_stop_check
 from hlat.model import hugging_face_config
 
 transformers = pytest.importorskip("transformers")
@@ -329,3 +329,23 @@ def test_inference_does_not_compile(configure, built, monkeypatch):
     engine.train_step(tokens, 0.0)
     engine.close()
     assert counters["stats"]["unique_graphs"] == graphs > 0
+
+
+def test_a_stop_sequence_in_a_run_of_byte_tokens_is_found() -> None:
+    """Find it although the decoder replaces a run of bytes that starts within a character."""
+
+    class Tokenizer:
+        end_token_ids = (256,)
+
+        def decode(self, ids, skip_special_tokens):
+            try:
+                return bytes(ids).decode()
+            except UnicodeDecodeError:
+                return "\ufffd" * len(ids)
+
+    is_finished = build_stop_check(Tokenizer(), ["\n"])
+    for text in ("日本\n", "x日本語\n", "\n"):
+        assert is_finished(list(text.encode()))
+    assert not is_finished(list("日本".encode())[:-1])
+    assert not is_finished(list("日本".encode()))
+    assert is_finished([1, 256])

@@ -113,6 +113,21 @@ def test_functions_are_imported_when_a_task_is_loaded_only(tmp_path) -> None:
     assert Path("imported").exists()
 
 
+@pytest.mark.usefixtures("without_harness_tasks")
+@pytest.mark.parametrize(("split", "available"), [("test", 1), ("validation", 2)])
+def test_more_shots_than_documents_are_an_error(tmp_path, split: str, available: int) -> None:
+    """Exclude the question itself if the examples are of the evaluated split."""
+    rows = str(tmp_path / "tasks/rows.jsonl")
+    files = {"data_files": {"test": rows, "validation": rows}}
+    write_task(tmp_path / "tasks", dataset_kwargs=files, fewshot_split=split)
+    loader = TaskLoader(None, tmp_path / "tasks")
+    (spec,) = loader.resolve_tasks(["my_sums"], available)
+    loader.load_task(spec)
+    (spec,) = loader.resolve_tasks(["my_sums"], available + 1)
+    with pytest.raises(ConfigError, match=f"shots={available + 1} exceeds the {available} doc"):
+        loader.load_task(spec)
+
+
 def test_an_unknown_name_lists_near_names_and_unreadable_files(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(TaskLoader, "_task_manager", SimpleNamespace(all_tasks=["boolq"]))
     folder = write_task(tmp_path / "tasks").parent

@@ -12,6 +12,8 @@ from hlat.config.config_errors import ConfigError, ExitCode
 from hlat.jobs import slurm_commands
 from hlat.jobs.attempt import AttemptResult, JobAttempt, build_srun_command, find_restart_reason
 from hlat.jobs.submission import Submission, create_submission_dir
+from hlat.launch_environment import DUMP_SIGNAL, STOP_SIGNALS
+from hlat.tracking.jsonl_log import open_events_log
 
 
 def build_result(
@@ -106,7 +108,7 @@ class FakeEvaluation:
             return code
 
         self._patch.setattr(JobAttempt, "_run_commands", run_commands or end)
-        handled = (signal.SIGUSR2, signal.SIGTERM, signal.SIGALRM)
+        handled = (*STOP_SIGNALS, DUMP_SIGNAL, signal.SIGALRM)
         handlers = {number: signal.getsignal(number) for number in handled}
         self.requeued.clear()
         try:
@@ -137,6 +139,22 @@ def test_preempted_evaluation_restarts_and_cancelled_evaluation_does_not(evaluat
     assert not evaluation.attempt(ExitCode.PREEMPTED, signal.SIGTERM)
     assert not evaluation.attempt(ExitCode.FINISHED)
     assert evaluation.ends == [(75, 1), (75, 2), (75, 2), (0, 2)]
+
+
+@pytest.mark.parametrize(
+    "number", [n for n in STOP_SIGNALS if n not in (signal.SIGUSR2, signal.SIGTERM)]
+)
+def test_another_stop_signal_ends_the_job(evaluation, tmp_path, monkeypatch, number):
+    """Save the state without a restart; DUMP_SIGNAL has no effect."""
+    run_commands = JobAttempt._run_commands
+    stop_file = evaluation.submission_dir.path / "stop.7.1"
+    send = f"kill -{DUMP_SIGNAL.value} $PPID; kill -{number.value} $PPID"
+    script = f"until [ -e {stop_file} ]; do {send}; sleep 0.01; done; exit 75"
+    (tmp_path / "srun").write_text(f"#!/bin/sh\n{script}\n")
+    (tmp_path / "srun").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert not evaluation.attempt(1, run_commands=run_commands)
+    assert evaluation.ends == [(75, 0)]
 
 
 def test_evaluation_without_progress_is_stopped_twice_and_preempted_often(evaluation, monkeypatch):
@@ -215,3 +233,28 @@ def test_failed_evaluation_restarts_while_it_progresses(evaluation):
         if row["event"] == "end"
     ]
     assert reasons[1] == "it failed at score 1"
+
+
+@pytest.mark.parametrize(
+    ("events", "code"),
+    [
+        (["start", "finish"], ExitCode.FINISHED),
+        (["start", "finish", "resume"], ExitCode.FAILED),
+        ([], ExitCode.FAILED),
+    ],
+)
+def test_training_needs_a_finish_event_of_its_last_attempt(
+    tmp_path, monkeypatch, capsys, events, code
+):
+    """srun returns 0 for tasks that a signal has ended."""
+    directory = create_submission_dir(tmp_path / "run")
+    directory.save(Submission(1, [["x"]], True, {}, [], 1, 1))
+    log = open_events_log(tmp_path / "run")
+    for name in events:
+        log.append({"event": name, "step": 4, "attempt": 1, "time": 1.0})
+    monkeypatch.setattr(JobAttempt, "_run_commands", lambda _: ExitCode.FINISHED)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    environment = os.environ | {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1"}
+    assert JobAttempt(directory, environment).run() == code
+    has_reason = "has no finish event" in capsys.readouterr().out
+    assert has_reason is (code == ExitCode.FAILED)

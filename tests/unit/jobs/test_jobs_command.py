@@ -9,11 +9,17 @@ from typing import Any
 
 import pytest
 
-from hlat.jobs import slurm_commands
+from hlat.jobs import job_table, slurm_commands
 from hlat.jobs.__main__ import main
 from hlat.jobs.job_array import JobArray, create_numbered_dir, format_tasks
 from hlat.jobs.job_table import load_job_rows
-from hlat.jobs.submission import Submission, SubmissionDir, create_submission_dir
+from hlat.jobs.slurm_commands import JobState
+from hlat.jobs.submission import (
+    Submission,
+    SubmissionDir,
+    create_submission_dir,
+    lock_submissions,
+)
 
 PROGRAM = """#!/bin/sh
 echo "$(basename $0) $*" >> {log}
@@ -111,6 +117,17 @@ def test_failed_runs_are_submitted_with_their_dependency(slurm, capsys):
     assert "/terminated is CANCELLED" in printed
     assert main(["resubmit", str(slurm.runs / "diverged")]) == 0
     assert slurm.sent()[1] == "sbatch --parsable /diverged/submissions/1/1_submission.sh"
+
+
+def test_only_the_runs_to_submit_are_locked(slurm, capsys):
+    slurm.end("complete", "1", 0)
+    with lock_submissions([slurm.runs / "complete"]):
+        assert main(["resubmit", str(slurm.runs), "failed=true"]) == 0
+        assert "no run was submitted" in capsys.readouterr().out
+        slurm.end("failed", "2", 1)
+        assert main(["resubmit", str(slurm.runs), "failed=true"]) == 0
+        assert main(["resubmit", str(slurm.runs / "complete")]) == 2
+    assert slurm.sent() == ["sbatch --parsable /failed/submissions/1/2_submission.sh"]
 
 
 def test_a_failed_compile_job_is_submitted_with_its_run(slurm):
@@ -233,3 +250,21 @@ def test_name_the_option_that_sbatch_rejects(slurm, tmp_path):
     )
     (tmp_path / "bin/sbatch").write_text(script)
     assert slurm_commands.find_rejection_reason("") == rejects
+
+
+@pytest.mark.parametrize(
+    ("slurm", "end", "state"),
+    [
+        ("TIMEOUT", {"exit": 0}, "COMPLETED"),
+        ("NODE_FAIL", {"exit": 3}, "DIVERGED"),
+        ("CANCELLED", {"exit": 75, "cancelled": True}, "CANCELLED"),
+        ("TIMEOUT", {"exit": 75, "again": "it was stopped to save its state"}, "TIMEOUT"),
+        ("TIMEOUT", None, "TIMEOUT"),
+        ("COMPLETING", {"exit": 0}, "COMPLETING"),
+        ("PENDING", {"exit": 75, "again": "unhealthy: n1"}, "PENDING"),
+    ],
+)
+def test_the_recorded_end_of_a_job_precedes_the_state_of_slurm(slurm, end, state) -> None:
+    """A controller that was down for the end of a job records a TIMEOUT."""
+    attempts = [{"event": "start"}, *([{"event": "end"} | end] if end else [])]
+    assert job_table._resolve_state(JobState(slurm, "n1", "None"), attempts) == state

@@ -1,5 +1,8 @@
 """Directories of submissions: numbering, lookup, and job.json."""
 
+import errno
+import fcntl
+import os
 from dataclasses import replace
 
 import pytest
@@ -11,6 +14,7 @@ from hlat.jobs.submission import (
     create_submission_dir,
     find_latest_submission,
     find_submitted_runs,
+    lock_submissions,
 )
 from hlat.tracking import sweep_log
 
@@ -71,3 +75,30 @@ def test_find_submitted_runs(tmp_path):
     ]
     with pytest.raises(ConfigError, match="is no directory"):
         [*find_submitted_runs(tmp_path / "nowhere")]
+
+
+def test_one_command_at_a_time_submits_a_run(tmp_path):
+    first, second = tmp_path / "a/first", tmp_path / "a/second"
+    with lock_submissions([second, first, first]):
+        with (
+            pytest.raises(ConfigError, match=r"a/second: another command submits its jobs; wait"),
+            lock_submissions([tmp_path / "other", second]),
+        ):
+            pytest.fail("the lock is held")
+        create_submission_dir(first)
+    names = [path.name for path in sorted(tmp_path.rglob("*"))]
+    assert names == ["a", "first", "submissions", ".lock", "1"], "second was removed"
+    with lock_submissions([first, second]):
+        assert find_latest_submission(second) is None
+
+
+def test_a_file_system_without_locks(tmp_path, monkeypatch):
+    def refuse(*arguments):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with (
+        pytest.raises(ConfigError, match=r"a: its file system cannot lock files \(No locks"),
+        lock_submissions([tmp_path / "a"]),
+    ):
+        pytest.fail("nothing is locked")

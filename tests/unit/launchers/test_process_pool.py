@@ -28,6 +28,7 @@ from hydra_plugins.hlat_launchers.local._core_budget import (  # noqa: E402 (reg
 )
 from hydra_plugins.hlat_launchers.local._process_pool import ProcessPool  # noqa: E402
 from hydra_plugins.hlat_launchers.local._sweep_console import SweepConsole, SweepTask  # noqa: E402
+from hydra_plugins.hlat_launchers.local._sweep_time_left import SweepTimeLeft  # noqa: E402
 
 
 def read_console(capfd: pytest.CaptureFixture[str]) -> str:
@@ -83,8 +84,11 @@ def task(compose, tmp_path, monkeypatch):
     return make
 
 
-def build_pool(script: str, budget: ResourceBudget) -> ProcessPool:
-    return ProcessPool([sys.executable, "-S", "-c", script], {}, budget, SweepConsole())
+def run_pool(
+    script: str, budget: ResourceBudget, work: list, num_points: int = 0
+) -> dict[int, int]:
+    console = SweepConsole([task for task, _ in work], num_points or len(work))
+    return ProcessPool([sys.executable, "-S", "-c", script], {}, budget, console).run(work)
 
 
 def build_budget(jobs: int, cores: int = 8, devices: LocalDevices = NONE) -> ResourceBudget:
@@ -93,7 +97,7 @@ def build_budget(jobs: int, cores: int = 8, devices: LocalDevices = NONE) -> Res
 
 def test_points_run_concurrently_within_the_budget(task):
     tasks = [(task(0, "a"), ONE_CORE), (task(1, "b"), ONE_CORE)]
-    assert build_pool(WAIT_FOR_OTHER, build_budget(2)).run(tasks) == {0: 0, 1: 0}
+    assert run_pool(WAIT_FOR_OTHER, build_budget(2), tasks) == {0: 0, 1: 0}
 
 
 @pytest.mark.parametrize(
@@ -101,24 +105,23 @@ def test_points_run_concurrently_within_the_budget(task):
 )
 def test_a_point_waits_until_it_fits_the_budget(task, budget):
     tasks = [(task(i, word), ONE_CORE) for i, word in enumerate("abc")]
-    assert build_pool(FAIL_IF_CONCURRENT, budget).run(tasks) == {0: 0, 1: 0, 2: 0}
+    assert run_pool(FAIL_IF_CONCURRENT, budget, tasks) == {0: 0, 1: 0, 2: 0}
 
 
 def test_each_point_has_a_log_file_and_two_lines_on_the_console(task, capfd):
     tasks = [(task(3, "a"), ONE_CORE), (task(4, "b"), ONE_CORE)]
-    build_pool(PRINT_ARGUMENT, build_budget(2)).run(tasks)
+    run_pool(PRINT_ARGUMENT, build_budget(2), tasks, num_points=5)
     assert Path("3.log").read_text() == "a 1\n"
     assert Path("4.log").read_text() == "b 1\n"
     lines = read_console(capfd).splitlines()
-    assert lines[:2] == ["[3] a  (output: 3.log)", "[4] b  (output: 4.log)"]
-    assert sorted(lines[2:]) == ["[3] finished after N s", "[4] finished after N s"]
+    assert lines[:2] == ["[4 of 5] a  (output: 3.log)", "[5 of 5] b  (output: 4.log)"]
+    assert sorted(lines[2:]) == ["[4 of 5] finished after N s", "[5 of 5] finished after N s"]
 
 
-def test_a_sequential_point_writes_to_the_console(task, capfd):
-    assert build_pool(PRINT_ARGUMENT, ResourceBudget()).run(
-        [(task(0, "a", log=False), ResourceRequest())]
-    ) == {0: 0}
-    assert capfd.readouterr().out == "[0] a\na None\n"
+def test_a_point_without_a_log_writes_to_the_console(task, capfd):
+    work = [(task(0, "a", log=False), ResourceRequest())]
+    assert run_pool(PRINT_ARGUMENT, ResourceBudget(), work) == {0: 0}
+    assert capfd.readouterr().out == "[1 of 1] a\na None\n"
 
 
 @pytest.mark.parametrize(
@@ -131,21 +134,21 @@ def test_a_sequential_point_writes_to_the_console(task, capfd):
 )
 def test_the_end_is_printed_with_the_last_loss(task, capfd, code, output):
     write_metrics("a", {"step": 7, "loss": 3.25})
-    build_pool(f"raise SystemExit({code})", build_budget(2)).run([(task(0, "a"), ONE_CORE)])
-    assert f"[0] {output}\n" in read_console(capfd)
+    run_pool(f"raise SystemExit({code})", build_budget(2), [(task(0, "a"), ONE_CORE)])
+    assert f"[1 of 1] {output}\n" in read_console(capfd)
 
 
 def test_non_finite_loss_and_partial_row(task, capfd):
     write_metrics("a", {"step": 6, "loss": None}, half='{"step": 7, "lo')
-    build_pool("pass", build_budget(2)).run([(task(0, "a"), ONE_CORE)])
+    run_pool("pass", build_budget(2), [(task(0, "a"), ONE_CORE)])
     assert "step 6/7, loss not finite" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize("text", ["", "half", "damaged\n"])
 def test_metrics_without_a_complete_row_are_ignored(task, capfd, text):
     write_metrics("a", half=text)
-    build_pool("pass", build_budget(2)).run([(task(0, "a"), ONE_CORE)])
-    assert "[0] finished after N s\n" in read_console(capfd)
+    run_pool("pass", build_budget(2), [(task(0, "a"), ONE_CORE)])
+    assert "[1 of 1] finished after N s\n" in read_console(capfd)
 
 
 def test_running_points_get_sigterm_if_the_next_cannot_start(task):
@@ -158,6 +161,9 @@ time.sleep(20)
     Path("1.log").mkdir()
 
     class WhenReady(SweepConsole):
+        def __init__(self) -> None:
+            pass
+
         def print_start(self, task: SweepTask) -> None:
             wait_for(lambda: task.number == 0 or Path("a").exists())
 
@@ -170,12 +176,39 @@ time.sleep(20)
 def test_progress_is_printed_on_a_terminal(task, capsys, monkeypatch):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     write_metrics("a", {"step": 2, "loss": 4.0})
-    console = SweepConsole()
+    running = [task(0, "a"), task(1, "b")]
+    console = SweepConsole(running, 5)
     clock = time.monotonic() + 5
     monkeypatch.setattr(time, "monotonic", lambda: clock)
     for _ in range(2):
-        console.print_progress([task(0, "a"), task(1, "b")], 3)
-    assert capsys.readouterr().out == "\r\x1b[K[0] step 2/7 loss 4.0000  [1] starting  3 waiting"
+        console.print_progress(running, 3)
+    line = "[1 of 5] step 2/7 loss 4.0000  [2 of 5] starting  3 waiting"
+    assert capsys.readouterr().out == f"\r\x1b[K{line}"
+
+
+def test_the_end_of_a_failed_point_shows_the_end_of_its_log(task, capfd):
+    script = "raise SystemExit('one\\ntwo\\nthree\\n\\nfour')"
+    run_pool(script, build_budget(1), [(task(0, "a"), ONE_CORE)])
+    assert capfd.readouterr().out.splitlines()[2:] == ["    two", "    three", "    four"]
+
+
+def test_time_left_of_a_sweep_counts_running_and_waiting_points(task):
+    """Train 2 of 3 points of 7 steps: 10 s to the first step, then 2 s per step."""
+    points = [task(i, word).point for i, word in enumerate("abc")]
+    time_left = SweepTimeLeft(points)
+    time_left.start_point(points[0], 0, 100.0)
+    assert time_left.estimate() is None
+    for step in range(1, 5):
+        time_left.update(points[0], step, 108.0 + 2 * step)
+    assert time_left.estimate() is None, "less than five steps"
+    time_left.update(points[0], 5, 118.0)
+    assert time_left.estimate() == pytest.approx(2 * 2 + 2 * (10 + 7 * 2))
+    time_left.update(points[0], 7, 122.0)
+    time_left.end_point(points[0])
+    time_left.start_point(points[1], 6, 130.0)
+    assert time_left.estimate() == pytest.approx(2 + 10 + 7 * 2)
+    time_left.end_point(points[2])
+    assert time_left.estimate() == pytest.approx(2)
 
 
 def test_each_device_is_assigned_once(task):
@@ -183,7 +216,7 @@ def test_each_device_is_assigned_once(task):
     need = ResourceRequest(num_processes=2, threads_per_process=1, memory_bytes=0, num_devices=2)
     tasks = [(task(i, word), need) for i, word in enumerate("abc")]
     five = LocalDevices("cuda", ("1", "3", "4", "6", "7"))
-    build_pool(script, build_budget(3, devices=five)).run(tasks)
+    run_pool(script, build_budget(3, devices=five), tasks)
     output = [Path(f"{i}.log").read_text().strip() for i in range(3)]
     assert output[:2] == ["1,3", "4,6"]
     assert output[2] in ("1,3", "4,6")
@@ -192,28 +225,40 @@ def test_each_device_is_assigned_once(task):
 def test_a_failed_point_stops_no_other(task):
     script = "import sys; sys.exit(3 if sys.argv[1] == 'a' else 0)"
     tasks = [(task(i, word), ONE_CORE) for i, word in enumerate("abc")]
-    assert build_pool(script, build_budget(1)).run(tasks) == {0: 3, 1: 0, 2: 0}
+    assert run_pool(script, build_budget(1), tasks) == {0: 3, 1: 0, 2: 0}
 
 
 def test_no_point_starts_after_an_interrupted_one(task):
     tasks = [(task(i, word), ONE_CORE) for i, word in enumerate("abc")]
-    assert build_pool("raise SystemExit(75)", build_budget(1)).run(tasks) == {0: ExitCode.PREEMPTED}
+    assert run_pool("raise SystemExit(75)", build_budget(1), tasks) == {0: ExitCode.PREEMPTED}
 
 
 def test_a_signal_is_forwarded_once_and_no_point_starts(task):
     tasks = [(task(i, word), ONE_CORE) for i, word in enumerate("abc")]
     before = signal.getsignal(signal.SIGUSR2)
     send_when(lambda: Path("a").exists() and Path("b").exists(), signal.SIGUSR2)
-    assert build_pool(COUNT_SIGNALS, build_budget(2)).run(tasks) == {0: 75, 1: 75}
+    assert run_pool(COUNT_SIGNALS, build_budget(2), tasks) == {0: 75, 1: 75}
     assert [Path(f"{i}.log").read_text() for i in range(2)] == ["heard 1\n"] * 2
     assert signal.getsignal(signal.SIGUSR2) is before
+
+
+def test_a_request_for_stacks_is_forwarded_and_the_next_point_starts(task):
+    script = """
+import pathlib, signal, sys, time
+signal.signal(signal.SIGQUIT, lambda *_: sys.exit(0))
+pathlib.Path(sys.argv[1]).touch()
+time.sleep(20 * (sys.argv[1] == "a"))
+"""
+    send_when(lambda: Path("a").exists(), signal.SIGQUIT)
+    tasks = [(task(0, "a"), ONE_CORE), (task(1, "b"), ONE_CORE)]
+    assert run_pool(script, build_budget(1), tasks) == {0: 0, 1: 0}
 
 
 def test_a_point_terminated_before_it_handles_signals_is_interrupted(task):
     script = "import pathlib, sys, time; pathlib.Path(sys.argv[1]).touch(); time.sleep(20)"
     send_when(lambda: Path("a").exists(), signal.SIGTERM)
     tasks = [(task(0, "a"), ONE_CORE), (task(1, "b"), ONE_CORE)]
-    assert build_pool(script, build_budget(1)).run(tasks) == {0: ExitCode.PREEMPTED}
+    assert run_pool(script, build_budget(1), tasks) == {0: ExitCode.PREEMPTED}
 
 
 def write_metrics(name: str, *rows: dict, half: str = "") -> None:

@@ -5,13 +5,14 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 from hlat.config import compose as composition
 from hlat.config.config_errors import ConfigError
 from hlat.jobs.submission import SubmissionDir
 
 composition.register_configs()
-from hydra_plugins.hlat_launchers._job_spec import JobSpec  # noqa: E402 (known from now)
+from hydra_plugins.hlat_launchers._job_spec import JobSpec, build_job  # noqa: E402 (known from now)
 from hydra_plugins.hlat_launchers.slurm._sbatch_script import (  # noqa: E402 (registered above)
     SlurmLauncherConfig,
     build_array_command,
@@ -145,3 +146,24 @@ def test_tasks_of_an_array_write_to_their_directories(tmp_path):
     )
     assert done.stdout.splitlines() == ["python", "x.zip", "hlat.jobs.attempt", f"{wild}/7"]
     assert SlurmLauncherConfig().format_array([3]) == "3"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "num_gpus"),
+    [
+        (["hardware=h100_p5"], 8),
+        (["hardware=rtx_4090"], 1),
+        (["hardware=mi300x", "hardware.processes_per_node=4"], 4),
+        (["hardware=h100", "engine.device=cpu"], None),
+        (["hardware=trn1_32xl"], None),
+        ([], None),
+    ],
+)
+def test_a_job_requests_the_gpus_of_its_hardware(compose, tmp_path, overrides, num_gpus):
+    config = OmegaConf.to_object(compose("run.name=x", *overrides))
+    job = build_job(config, (), tmp_path)
+    parameters = build_sbatch_parameters(job, SlurmLauncherConfig(), tmp_path / "x", tmp_path)
+    assert parameters["additional_parameters"].get("gpus_per_node") == num_gpus
+    settings = SlurmLauncherConfig(options={"gres": "gpu:a100:2"})
+    parameters = build_sbatch_parameters(job, settings, tmp_path / "x", tmp_path)
+    assert "gpus_per_node" not in parameters["additional_parameters"]

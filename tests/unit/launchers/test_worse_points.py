@@ -50,7 +50,10 @@ def test_only_the_clearly_worse_point_stops(tmp_path: Path, offset: float) -> No
             )
             work.append((SimpleNamespace(number=len(work), point=point, lr=lr), None))
     OFFSETS["2"] = offset
-    codes, stopped = worse_points.run_until_worse(Pool(), work)
+    omitted: list[tuple[int, str]] = []
+    console = SimpleNamespace(omit=lambda task, reason: omitted.append((task.number, reason)))
+    codes, stopped = worse_points.run_until_worse(Pool(), work, console)
+    assert dict(omitted) == stopped
     assert sorted([*codes, *stopped]) == list(range(18))
     if offset == 0.001:
         assert not stopped

@@ -243,6 +243,7 @@ def test_activation_checkpointing(case: Case) -> None:
     assert all(torch.equal(*pair) for pair in zip(actual, expected, strict=True))
 
 
+@pytest.mark.slow  # compiles
 @compile_together
 @ignore_deprecation
 @pytest.mark.parametrize("checkpointed", [False, True])
@@ -372,6 +373,7 @@ def list_blocks(num_blocks: Tensor, indices: Tensor, like: Tensor) -> Tensor:
     return listed
 
 
+@pytest.mark.slow  # compiles
 @compile_together
 @ignore_deprecation
 @pytest.mark.parametrize("case", [Case(document_length=60, window=40, softcap=2.0)])

@@ -304,7 +304,8 @@ UNSUPPORTED: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"rms_norm_eps": -1.0}, "config.json: model.rms_norm_eps=-1.0 is outside (0, inf)"),
     ("llama", {"num_attention_heads": 7, "head_dim": 16},
      "num_attention_heads=7 does not divide hidden_size=96, which transformers requires of llama"),
-    ("llama", {"rope_theta": 1e4}, "config.json has several rope_theta: 10000.0, 500000.0"),
+    ("llama", {"rope_theta": 1e4}, "config.json has rope_theta=10000.0, rope_parameters.rope_theta=500000.0, "
+        "which differ; remove one of them"),
     ("llama", {"rope_scaling": {"type": "linear", "factor": 2}},
      'config.json has rope_scaling={"type": "linear", "factor": 2} and rope_parameters={"rope_type": "default", "rope_theta": 500000.0}, which differ; remove one of them'),
     ("llama", {"rope_scaling": "linear"}, 'config.json has rope_scaling={"rope_type": "linear"} without factor'),
@@ -328,7 +329,12 @@ UNSUPPORTED: list[tuple[str, dict[str, Any], str]] = [
      "config.json has rope_type in rope_parameters; hlat supports only full_attention, sliding_attention"),
     ("gemma3", {"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}},
      'config.json has rope_parameters.sliding_attention={"rope_type": "linear", "factor": 2.0}; hlat supports no scaling of sliding layers in this family'),
-    ("gemma3", {"rope_local_base_freq": 7.0}, "config.json has several rope_theta: 7.0, 10000.0"),
+    (
+        "gemma3",
+        {"rope_local_base_freq": 7.0},
+        "config.json has rope_local_base_freq=7.0, "
+        "rope_parameters.sliding_attention.rope_theta=10000.0, which differ; remove one of them",
+    ),
     ("olmo3", {"rope_scaling": None, "rope_parameters": {"full_attention": {"rope_theta": 5e5}, "sliding_attention": {"rope_theta": 1e4}}},
      "config.json has rope_theta=500000.0 of full and 10000.0 of sliding layers; hlat supports only equal values in this family"),
     ("olmo3", {"rope_scaling": {**ROPE, "rope_theta": 5e5, "truncate": False}},

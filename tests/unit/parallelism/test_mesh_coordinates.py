@@ -1,12 +1,16 @@
 """Degrees and coordinates of ranks."""
 
+from dataclasses import replace
+from itertools import chain
+
+import pytest
+
 from hlat.config.parallelism import ParallelismConfig
 from hlat.parallelism.mesh_coordinates import (
-    MeshCoordinates,
     ParallelDegrees,
-    compute_global_rank,
     compute_mesh_coordinates,
     compute_parallel_degrees,
+    partition_ranks,
 )
 
 
@@ -36,9 +40,12 @@ def test_order_is_pp_dp_tp() -> None:
     ]
 
 
-def test_rank_inverts_coordinates() -> None:
+@pytest.mark.parametrize("axis", ["dp", "tp", "pp"])
+def test_ranks_of_a_group_differ_only_along_the_axis(axis: str) -> None:
     mesh = ParallelDegrees(dp=3, tp=4, pp=5)
-    assert [
-        compute_global_rank(compute_mesh_coordinates(rank, mesh), mesh) for rank in range(60)
-    ] == list(range(60))
-    assert compute_global_rank(MeshCoordinates(dp=2, tp=3, pp=4), mesh) == 59
+    groups = partition_ranks(mesh, axis)
+    assert sorted(chain.from_iterable(groups)) == list(range(60))
+    for ranks in groups:
+        coordinates = [compute_mesh_coordinates(rank, mesh) for rank in ranks]
+        assert [getattr(each, axis) for each in coordinates] == [*range(getattr(mesh, axis))]
+        assert len({replace(each, **{axis: 0}) for each in coordinates}) == 1

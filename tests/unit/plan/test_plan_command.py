@@ -136,7 +136,7 @@ def test_errors_are_one_line_with_exit_code_2(capsys, arguments, message):
         ("nodes", ["unrecognized arguments: nodes"]),
         ("nodes=1.5", ["nodes: 1.5 is not a whole number above 0, such as 2"]),
         ("nodes=-1.5", ["nodes: -1.5 is not a whole number above 0"]),
-        ("nodes=1 nodes=2", ["nodes= is given twice"]),
+        ("nodes=1 nodes=2", ["nodes is set 2 times: nodes=1 and nodes=2; keep one of them"]),
         ("mtbf_h=inf", ["mtbf_h: inf is not a number above 0"]),
         ("load_s=-1", ["load_s: -1 is not a number of 0 or more"]),
         ("load_s=1min", ["load_s: 1min is not a number of 0 or more"]),
@@ -426,7 +426,9 @@ def test_a_search_ranks_layouts_that_fit_by_speed(capsys):
     assert plan.main(arguments) == 0
     out = capsys.readouterr().out
     assert re.search(rf"^{len(result)} valid layouts, {len(fitting)} fit$", out, re.MULTILINE)
-    assert "\nby step time:\n" in out
+    assert "\nby step time, fastest first:\n" in out
+    table = [line for line in out.splitlines() if re.match(r"nodes| +32 ", line)]
+    assert {len(line) for line in table} == {80}
     assert "the first: hardware.nodes=32 parallelism.tp=" in out
 
 
@@ -438,9 +440,29 @@ def test_a_search_without_constants_ranks_by_memory(capsys):
     assert {one["tp"] * one["pp"] * one["dp"] for one in result} == {4}
     assert plan.main(["parallelism.tp=2", "parallelism.dp=2", "search=true"]) == 0
     out = capsys.readouterr().out
-    assert "\nby memory:\n" in out
-    assert "no layout is recommended: step times on cpu are unknown" in out
+    assert "\nnot ranked by speed, since step times on cpu are unknown; least memory first" in out
     assert "the first:" not in out
+
+
+def test_time_and_price_of_an_assumed_mfu(capsys):
+    """Compare with 6 FLOPs per parameter and token, plus attention, on 8 H100."""
+    overrides = ["model=llama3_8b", "hardware=h100_p5", "run.steps=100"]
+    assert plan.main([*overrides, "mfu=0.5"]) == 0
+    assert "time and price are assumed: mfu=0.5 of the data sheet's peak" in capsys.readouterr().out
+    assert plan.main([*overrides, "mfu=0.5", "json=true"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    throughput = found["throughput"]
+    assert found["assumed_mfu"] == 0.5
+    assert throughput["mfu"] == pytest.approx(0.5)
+    without_attention = 8 * 989e12 * 0.5 / (6 * 7.5e9)  # without the embedding
+    assert 0.85 < throughput["tokens_per_second"] / without_attention < 1
+    hours = 100 * throughput["step"]["total"] / 3600
+    assert throughput["cost_usd"] == pytest.approx(55.04 * hours)
+    with pytest.raises(SystemExit):
+        plan.main([*overrides, "mfu=40"])
+    assert plan.main(["hardware=cpu", "mfu=0.5"]) == 0
+    assert "peak_tflops.fp32 is unknown, so is the step time at mfu=0.5" in capsys.readouterr().out
+    assert plan.main([*overrides, "mfu=0.5", "search=true"]) == 2
 
 
 def test_unknown_time_is_not_printed(capsys):

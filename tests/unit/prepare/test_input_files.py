@@ -1,5 +1,6 @@
 """Discovery of document files, without metadata, caches and hidden files."""
 
+import gzip
 import json
 import os
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 
 from hlat.config.config_errors import ConfigError
 from hlat.prepare import input_files
+from hlat.prepare.input_files import SkippedFile
 
 
 def _touch(root: Path, *names: str) -> None:
@@ -22,35 +24,49 @@ def _names(root: Path, *patterns: str, output: Path | None = None) -> list[str]:
     return [one.location.removeprefix(f"{root}/") for one in found]
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("a.jsonl", ("lines", None)),
-        ("a.JSON.GZ", ("lines", "gzip")),
-        ("a.ndjson.bz2", ("lines", "bz2")),
-        ("s3://b/en_middle_0104.json.gz.dedup.classifier.jsonl.zst", ("lines", "zstd")),
-        ("c4-train.00857-of-01024.jsonl", ("lines", None)),
-        ("train-0000-of-0136.zst", ("lines", "zstd")),
-        ("a.parquet", ("parquet", None)),
-        ("a.arrow", ("arrow", None)),
-        ("a.tar.gz", None),
-        ("a.arrow.rows.npy", None),
-        ("README.md", ("text", None)),
-        ("a.py.xz", ("text", "xz")),
-        ("a.parquet.gz", ("parquet", "gzip")),
-        ("photo.jpg", None),
-        ("LICENSE", None),
-    ],
-)
-def test_format_is_detected_from_the_name(name: str, expected: object) -> None:
-    assert input_files.detect_format(name) == expected
-
-
 def test_directories_files_and_globs_are_found_once_and_sorted(tmp_path: Path) -> None:
     _touch(tmp_path, "b/c/2.jsonl", "b/1.jsonl.zst", "b/LICENSE", "a.parquet", "b/.cache/3.jsonl")
-    expected = ["a.parquet", "b/1.jsonl.zst", "b/c/2.jsonl"]
+    expected = ["a.parquet", "b/1.jsonl.zst", "b/LICENSE", "b/c/2.jsonl"]
     assert _names(tmp_path, "") == expected
     assert _names(tmp_path, "b", "*.parquet", "b/**/*.jsonl", "b/1.jsonl.zst") == expected
+
+
+def test_files_without_a_known_suffix_are_selected_by_content(tmp_path: Path) -> None:
+    contents = {
+        "ls.1.gz": gzip.compress(b".TH LS 1\n"),
+        "README": b"caf\xe9\n",
+        "x.dat": b"PAR1",
+        "photo.jpg": b"\xff\xd8\xff\xe0\x00\x10JFIF",
+        "x.tar.gz": gzip.compress(b"a.txt" + bytes(500)),
+        "y.zip": b"PK\x03\x04\x14\x00",
+        "t.csv": b"a,b\n1,2\n",
+    }
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / "broken").symlink_to("missing")
+    skipped: list[SkippedFile] = []
+    found = input_files.find_input_files([str(tmp_path)], None, skipped)
+    assert [Path(file.location).name for file in found] == ["README", "ls.1.gz", "x.dat"]
+    assert {(Path(one.path).name, one.num_bytes, one.reason.split(" (")[0]) for one in skipped} == {
+        ("broken", 0, "no regular file"),
+        ("photo.jpg", len(contents["photo.jpg"]), "not text"),
+        ("t.csv", len(contents["t.csv"]), "a table"),
+        ("x.tar.gz", len(contents["x.tar.gz"]), "not text"),
+        ("y.zip", len(contents["y.zip"]), "a zip archive"),
+    }
+
+
+def test_output_of_other_preparations_is_excluded_unless_it_is_the_input(tmp_path: Path) -> None:
+    _touch(tmp_path, "a.txt", "old/part-00000.arrow", "new/part-00000.arrow", "web/b.txt")
+    (tmp_path / "old/manifest.json").write_text('{"format": 1, "input_column": "", "files": []}')
+    (tmp_path / "web/manifest.json").write_text('{"name": "page"}')
+    skipped: list[SkippedFile] = []
+    found = input_files.find_input_files([str(tmp_path)], tmp_path / "new", skipped)
+    assert [Path(file.location).name for file in found] == ["a.txt", "b.txt"]
+    output = {Path(one.path).parent.name: one.reason for one in skipped}
+    assert output == dict.fromkeys(("old", "new"), "output of hlat prepare")
+    assert _names(tmp_path, "old") == ["old/part-00000.arrow"]
+    assert _names(tmp_path, "*", output=tmp_path / "new") == ["a.txt", "web/b.txt"]
 
 
 def test_existing_path_takes_precedence_over_a_glob(tmp_path: Path) -> None:
@@ -121,7 +137,9 @@ def test_output_directory_is_excluded_from_the_input(tmp_path: Path) -> None:
 
 
 def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
-    _touch(tmp_path, "a.csv", "b/readme.doc", "t/x.jsonl", "t/x.jsonl.zst")
+    _touch(tmp_path, "a.csv", "t/x.jsonl", "t/x.jsonl.zst")
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b/readme.doc").write_bytes(b"\xd0\xcf\x11\xe0\x00\x00")
     with pytest.raises(ConfigError) as error:
         input_files.find_input_files(
             [str(tmp_path / name) for name in ("no", "*.no", "a.csv", "b", "t")]
@@ -130,8 +148,9 @@ def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
     message = "\n".join(error.value.problems)
     assert len(error.value.problems) == 7
     assert "no: there is no such file or directory" in message
-    assert "a.csv: has an unknown suffix; supported: .txt, .md, source code, .jsonl" in message
-    assert "b: contains no document file" in message
+    assert "a.csv: is a table (write the documents to JSON lines or Parquet); supp" in message
+    assert "b: contains no document file (text, source code" in message
+    assert "it contains 1 not text" in message
     assert "x.jsonl.zst: the same documents, by their names" in message
     assert "s4://x: s4 is not an allowed protocol" in message
 

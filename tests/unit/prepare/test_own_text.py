@@ -78,7 +78,7 @@ def input_dir(tmp_path: Path) -> Path:
     near = [text.replace(" word1 ", " other ", 1) + " end" for text in documents[2:5]]
     table = pa.table({"text": [*documents[40:], documents[2], documents[30], *near]})
     pq.write_table(table, root / "z.parquet")
-    (root / "d.png").write_bytes(b"\x89PNG")
+    (root / "d.png").write_bytes(b"\x89PNG\0")
     return root
 
 
@@ -103,7 +103,7 @@ def test_mixed_directory_requires_no_settings(run, input_dir: Path, compose) -> 
     code, out, _ = run("texts")
     assert code == 0
     assert len(_read(Path("data/texts"))) == 60 + 4 + 3
-    assert "1 of 24 files are skipped (1 .png)" in out
+    assert "skipped: 1 of 24 files, 5.00B\n  not text: 5.00B (1 .png)\n" in out
     assert "4 documents are exact copies of others; remove them with dedup=exact" in out
     report = json.loads(Path("data/texts/prepare_report.json").read_text())
     assert report["inputs"]["by_suffix"][".txt.gz"]["documents"] == 1
@@ -115,7 +115,7 @@ def test_mixed_directory_requires_no_settings(run, input_dir: Path, compose) -> 
 
 
 def test_text_is_split_at_a_separator(run, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("hlat.prepare.document_reader.BLOCK_BYTES", 5)
+    monkeypatch.setattr("hlat.prepare.text_blocks.BLOCK_BYTES", 5)
     (tmp_path / "book.txt").write_text("one\n<|end|>\ntwo\n\n<|end|>\n\n<|end|>three<|end", "utf-8")
     assert run("book.txt", "separator=<|end|>")[0] == 0
     assert _read(tmp_path / "data/book") == ["one", "two", "three<|end"]
@@ -125,6 +125,83 @@ def test_text_is_split_at_a_separator(run, tmp_path: Path, monkeypatch) -> None:
     (tmp_path / "lines.txt").write_text("one\n\ntwo\n\n\n\nthree\n")
     assert run("lines.txt", r"separator=\n\n")[0] == 0
     assert _read(tmp_path / "data/lines") == ["one", "two", "three"]
+
+
+@pytest.fixture
+def damaged_dir(tmp_path: Path) -> Path:
+    """Write 40 documents, of which one cannot be read, and a file in Latin-1."""
+    root = tmp_path / "texts"
+    root.mkdir()
+    rows = [json.dumps({"text": _make_document(f"document{i}")}) for i in range(40)]
+    rows[7] = rows[7][:60]
+    (root / "a.jsonl").write_text("\n".join(rows))
+    (root / "latin.txt").write_bytes(b"caf\xe9 " * 9)
+    return root
+
+
+def test_lost_text_is_counted_and_named(run, damaged_dir: Path) -> None:
+    code, _, errors = run("texts")
+    assert code == 2
+    assert f"{damaged_dir}/a.jsonl, line 8: is not JSON (" in errors
+    code, _, errors = run("texts", "skip_damaged=true")
+    assert code == 2
+    assert "1 file without a readable document; repair or remove the files, or acc" in errors
+    assert f"    {damaged_dir}/latin.txt\n      document 1 (byte 0xe9 at position 3)" in errors
+    code, out, _ = run("texts", "skip_damaged=true", "max_lost=0.05")
+    assert code == 0
+    lines = out.splitlines()
+    start = next(n for n, line in enumerate(lines) if line.startswith("lost: "))
+    share = 105 / (105 + sum(map(len, _read(Path("data/texts")))))
+    assert lines[start : start + 4] == [
+        f"lost: {share:.2%} of the text, 105B in 2 documents of 2 files",
+        "  60.0B in 1 document of 1 file: is not JSON",
+        f"    {damaged_dir}/a.jsonl",
+        "      line 8 (Unterminated string starting at: line 1 column 10 (char 9))",
+    ]
+    manifest = json.loads(Path("data/texts/manifest.json").read_text())
+    assert [(Path(one["path"]).name, one["documents"], one["bytes"], one["is_whole_file"])
+            for one in manifest["lost"]] == [("a.jsonl", 1, 60, False), ("latin.txt", 1, 45, True)]  # fmt: skip
+    assert "latin.txt" in Path("data/texts/prepare_report.md").read_text()
+    assert "is complete already" in run("texts", "skip_damaged=true")[1]
+
+
+def test_loss_above_the_limit_is_an_error(run, damaged_dir: Path) -> None:
+    (damaged_dir / "b.jsonl").write_text('{"body": 1}\n' * 300 + '{"text": "x"}\n')
+    code, _, errors = run("texts", "skip_damaged=true", "max_lost=0.025", "encoding=latin-1")
+    assert code == 2
+    assert "of the text is lost, and 2.5% is accepted; repair" in errors
+    share = float(re.search(r"max_lost=([\d.]+)", errors)[1])
+    code, out, _ = run("texts", "skip_damaged=true", f"max_lost={share}", "encoding=cp1252")
+    assert code == 0
+    assert "documents converted to UTF-8: 1 from cp1252" in out
+    assert len(_read(Path("data/texts"))) == 39 + 1 + 1
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("encoding=none", "encoding: none is not an encoding of Python"),
+        ("encoding=hex", "encoding: hex is not an encoding of Python"),
+        ("max_lost=0.1", "max_lost= needs skip_damaged=true"),
+        ("max_lost=2", "max_lost: 2 is not a fraction of 1 or less"),
+    ],
+)
+def test_invalid_settings_of_damaged_text(run, damaged_dir: Path, setting: str, message) -> None:
+    code, _, errors = run("texts", setting)
+    assert code == 2
+    assert message in errors
+
+
+def test_names_that_are_not_utf8_are_recorded(run, tmp_path: Path) -> None:
+    (tmp_path / "texts").mkdir()
+    name = os.fsdecode(b"a::\xff.txt")
+    (tmp_path / "texts" / name).write_bytes(b"text|\xff")
+    code, out, _ = run("texts", "separator=|", "skip_damaged=true", "max_lost=0.5")
+    assert code == 0, out
+    assert r"a::\udcff.txt" in Path("data/texts/prepare_report.md").read_text()
+    manifest = json.loads(Path("data/texts/manifest.json").read_text())
+    assert [Path(one["path"]).name for one in manifest["inputs"]] == [name]
+    assert "is complete already" in run("texts", "separator=|")[1]
 
 
 def test_directory_of_a_store_is_read(run) -> None:
@@ -149,6 +226,7 @@ def test_duplicates_and_heldout_documents_are_separated(run, input_dir: Path, co
     encoder = tokenizers.Tokenizer.from_file(str(EMBEDDED_FILE))
     num_tokens = sum(len(encoder.encode(text).ids) + 1 for text in train)
     assert report["sources"]["train"]["tokens"] == num_tokens
+    assert f"{EMBEDDED_FILE} loses 0.00% (0 of " in out
     histogram = report["sources"]["train"]["histogram"]
     assert sum(entry["documents"] for entry in histogram) == len(train)
     assert sum(entry["text_bytes"] for entry in histogram) == len("".join(train).encode())
@@ -156,7 +234,8 @@ def test_duplicates_and_heldout_documents_are_separated(run, input_dir: Path, co
     assert "removed documents: 4 exact duplicates, 3 near duplicates" in page
     assert "## Near duplicates 3" in page
     command = _find_train_command(out)
-    assert "'+data.sources.heldout={paths: " in command
+    assert f"data.sources.files.heldout_paths=[{Path.cwd()}/data/texts/heldout]" in command
+    assert "data.heldout_documents" not in command
     assert not find_config_problems(command, compose)
 
 
@@ -234,19 +313,17 @@ def test_documents_in_other_languages_are_removed(run, tmp_path: Path) -> None:
     assert _read(tmp_path / "data/texts") == [german]
 
 
-def test_printed_command_excludes_unusable_sources() -> None:
+def test_printed_command_has_one_heldout_set() -> None:
     directories = {"train": Path("/x/train"), "heldout": Path("/x y/heldout")}
     tokenizer = Path("/x/tokenizer.json")
     many = train_command.format_train_command(directories, {"train": 900, "heldout": 80}, tokenizer)
     assert many == (
         "hlat train data=files data.sources.files.paths=[/x/train] "
-        """'+data.sources.heldout={paths: ["/x y/heldout"], weight: 0}' """
+        """'data.sources.files.heldout_paths=["/x y/heldout"]' """
         "data.tokenizer=/x/tokenizer.json"
     )
-    few = train_command.format_train_command(directories, {"train": 9, "heldout": 2}, None)
-    assert few == (
-        "hlat train data=files data.sources.files.paths=[/x/train] data.heldout_documents=4"
-    )
+    few = train_command.format_train_command({"mine": Path("/x")}, {"mine": 9}, None)
+    assert few == "hlat train data=files data.sources.files.paths=[/x] data.heldout_documents=4"
     one = train_command.format_train_command({"heldout": Path("/heldout")}, {"heldout": 2}, None)
     assert "data.sources.files.paths=[/heldout]" in one
 
@@ -286,6 +363,15 @@ def small_jobs(monkeypatch) -> None:
     monkeypatch.setattr(conversion_job, "TARGET_JOB_BYTES", 10_000)
     monkeypatch.setattr(arrow_shards, "BATCH_BYTES", 4_000)
     monkeypatch.setattr(arrow_shards, "SHARD_BYTES", 8_000)
+
+
+def test_earlier_output_within_the_input_is_no_unsupported_file(run, tmp_path: Path) -> None:
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts/a.txt").write_text("a text")
+    assert run("texts", "output=texts/first", "workers=1")[0] == 0
+    code, out, _ = run("texts", "output=second", "workers=1")
+    assert code == 0
+    assert "output of hlat prepare" in out
 
 
 @pytest.mark.usefixtures("small_jobs")
@@ -379,6 +465,7 @@ def test_the_printed_command_trains(run, input_dir: Path, tmp_path: Path) -> Non
     )
     assert done.returncode == 0, done.stderr
     events = map(json.loads, (tmp_path / "runs/x/events.jsonl").read_text().splitlines())
-    evaluated = [event["bits_per_byte"].keys() for event in events if event["event"] == "evaluate"]
-    assert all({"files", "heldout"} <= names for names in evaluated)
+    evaluated = [event["bits_per_byte"] for event in events if event["event"] == "evaluate"]
     assert evaluated
+    assert all(bits.keys() == {"files", "mean"} for bits in evaluated)
+    assert all(bits["mean"] == bits["files"] for bits in evaluated)

@@ -43,12 +43,3 @@ def test_a_node_has_one_log_file_with_the_lines_of_all_ranks(tmp_path: Path, mon
         lines = sorted(file.read_text().splitlines())
         assert lines == [f"[rank {rank}] line of {rank}" for rank in range(4, 7)]
     assert json.dumps(sys.stderr.getvalue()).count("line of") == 6
-
-
-def test_stacks_of_all_ranks_are_in_one_file(tmp_path: Path) -> None:
-    logs = NodeLogs(tmp_path / "logs", tmp_path, 0)
-    (tmp_path / "rank_0.stacks").write_text("earlier stacks of 0")
-    (tmp_path / "rank_1.stacks").write_text("stacks of 1")
-    logs.append_stacks(range(3), [8, 0, 0])
-    content = logs.stacks_path.read_text()
-    assert content == "rank 0:\nstacks of 0\nrank 1:\nstacks of 1\nrank 2:\nno stacks\n"

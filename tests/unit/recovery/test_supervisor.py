@@ -88,7 +88,9 @@ def test_workers_start_with_the_variables_of_compiler_and_recipe(
         environment.update(os.environ)
         return ExitCode.FINISHED
 
-    supervisor = SimpleNamespace(supervise=supervise, forward_signal=signal.SIG_IGN)
+    supervisor = SimpleNamespace(
+        supervise=supervise, forward_signal=signal.SIG_IGN, request_stacks=signal.SIG_IGN
+    )
     monkeypatch.setattr("hlat.recovery.supervisor.Supervisor", lambda *_: supervisor)
     assert launch_workers(config, []) is ExitCode.FINISHED
     expected = {"NEURON_RT_STOCHASTIC_ROUNDING_EN": "1", "MALLOC_ARENA_MAX": "64"}
@@ -119,8 +121,50 @@ def test_a_kill_for_lack_of_memory_is_reported(tmp_path, monkeypatch):
 )
 def test_the_cause_is_reported_and_not_its_consequences(tmp_path, codes, reason):
     """TorchElastic terminates the peers of a rank that raised; peers of a killed rank raise."""
-    record = {"time": 1.0, "problems": None, "trace": "Traceback\nValueError: no\n"}
+    record = {"exit": 1, "time": 1.0, "problems": None, "trace": "Traceback\nValueError: no\n"}
     (tmp_path / "0.json").write_text(json.dumps(record))
     supervisor = SimpleNamespace(_hang_reason=None, _num_oom_kills=0, _records_dir=tmp_path)
     failures = {rank: SimpleNamespace(exitcode=code) for rank, code in codes.items()}
     assert Supervisor._diagnose_failure(supervisor, failures).reason.startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("codes", "exit_code"),
+    [
+        ({1: ExitCode.PREEMPTED}, ExitCode.PREEMPTED),  # before it could write a record
+        ({1: -signal.SIGUSR1}, ExitCode.PREEMPTED),  # before it handled signals
+        ({1: -signal.SIGTERM}, ExitCode.PREEMPTED),
+        ({0: 1, 1: -signal.SIGTERM}, ExitCode.FAILED),  # TorchElastic terminated rank 1
+        ({1: -signal.SIGKILL}, ExitCode.FAILED),
+    ],
+)
+def test_a_worker_that_a_signal_stops_is_not_a_crash(tmp_path, codes, exit_code):
+    supervisor = SimpleNamespace(_hang_reason=None, _num_oom_kills=0, _records_dir=tmp_path)
+    failures = {rank: SimpleNamespace(exitcode=code) for rank, code in codes.items()}
+    assert Supervisor._diagnose_failure(supervisor, failures).exit is exit_code
+
+
+@pytest.mark.parametrize(("stop_time", "exit_code"), [(1.0, 75), (3.0, 1)])
+def test_the_first_record_decides_between_a_stop_and_an_exception(tmp_path, stop_time, exit_code):
+    """TorchElastic stops the peers of a rank that raised; peers of a stopped rank raise."""
+    fields = {"problems": None, "trace": "Traceback\nError\n"}
+    (tmp_path / "0.json").write_text(json.dumps(fields | {"exit": 1, "time": 2.0}))
+    (tmp_path / "1.json").write_text(json.dumps(fields | {"exit": 75, "time": stop_time}))
+    supervisor = SimpleNamespace(_hang_reason=None, _num_oom_kills=0, _records_dir=tmp_path)
+    failures = {0: SimpleNamespace(exitcode=1), 1: SimpleNamespace(exitcode=75)}
+    assert Supervisor._diagnose_failure(supervisor, failures).exit == exit_code
+
+
+def test_a_signal_before_the_workers_start_is_forwarded_to_them(monkeypatch):
+    sent = []
+    monkeypatch.setattr(os, "kill", lambda *arguments: sent.append(arguments))
+    workers = [SimpleNamespace(id=None)]
+    supervisor = Supervisor.__new__(Supervisor)
+    supervisor._received_signal, supervisor._signaled_ids = None, []
+    monkeypatch.setattr(supervisor, "get_worker_group", lambda: SimpleNamespace(workers=workers))
+    supervisor.forward_signal(signal.SIGUSR1, None)
+    assert not sent
+    workers[0].id = 7
+    for _ in range(2):
+        supervisor._forward_early_signal()
+    assert sent == [(7, signal.SIGUSR1)]

@@ -229,6 +229,12 @@ def test_page_fits_the_width_of_a_phone(
 ) -> None:
     tab = open_page(name, width=width)
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
+    cut = "[...document.querySelectorAll('figure')].filter(e => e.scrollWidth > e.clientWidth)"
+    assert tab.evaluate(f"{cut}.map(e => e.querySelector('figcaption').textContent)") == []
+    if name == "report":
+        tiles, heldout = "document.querySelector('.tiles')", "document.querySelector('.wide')"
+        above = f"{heldout}.getBoundingClientRect().top < {tiles}.getBoundingClientRect().top"
+        assert tab.evaluate(above), "results come first"
     assert (
         tab.evaluate(f"getComputedStyle(document.querySelector('{LOSS} svg.plot text')).fontSize")
         == "12px"

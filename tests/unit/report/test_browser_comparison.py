@@ -164,7 +164,7 @@ def test_figures_and_tables_can_be_saved(tab: Tab, tmp_path: Path) -> None:
 def test_page_starts_with_verdict_and_effects(tab: Tab) -> None:
     assert tab.evaluate("document.querySelector('main h2').innerText") == "Verdict"
     verdict = tab.evaluate("document.querySelector('.verdict').innerText")
-    assert "optimizer.lr=0.003 - optimizer.lr=0.001" in verdict
+    assert "optimizer.lr=0.003 and optimizer.lr=0.001" in verdict
     figure = "document.querySelector('main figure svg')"
     assert tab.evaluate(f"{figure}.getAttribute('aria-label')").startswith(
         "Difference to the baseline"

@@ -13,6 +13,7 @@ from hlat.report.metric_curves import (
     downsample_min_max,
     locate_marks,
 )
+from hlat.report.run_header import build_run_facts
 from hlat.report.run_record import RunRecord
 
 
@@ -82,3 +83,20 @@ def test_evaluations_are_at_their_tokens_and_the_last_of_a_step_counts() -> None
     assert curves["a"].values.tolist() == [4, 3, 2]
     assert curves["mean"].values.tolist() == [4.5]
     assert locate_marks(record)["resumed"].tokens.tolist() == [30]
+
+
+def test_a_change_of_settings_is_marked() -> None:
+    changed = ["optimizer.lr was 0.1, is 0.2", "precision.name was fp32, is mixed"]
+    events: list[dict[str, object]] = [
+        {"event": "resume", "step": 2},
+        {
+            "event": "resume",
+            "step": 4,
+            "changed": [*changed, "precision.weights was fp32, is bf16"],
+        },
+        {"event": "resume", "step": 5, "changed": "damaged"},
+    ]
+    record = make_record([{"step": 2, "tokens": 20}], events)
+    assert locate_marks(record)["changed"].tokens.tolist() == [40]
+    assert record.setting_changes == {4: changed}
+    assert build_run_facts(record)[-1] == ("Changed at step 4", "; ".join(changed))

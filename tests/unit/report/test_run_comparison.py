@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from hlat.report import __main__ as report
 from hlat.report import comparison_curves, run_comparison
+from hlat.report.comparison_curves import label_runs
 from hlat.report.run_record import load_run_record
 from hlat.tracking import sweep_log as record
 
@@ -115,7 +116,7 @@ def test_lists_and_missing_keys_compare(tmp_path: Path) -> None:
     found = run_comparison.find_config_differences(
         run_comparison.load_run_records([tmp_path / "a", tmp_path / "b"])
     )
-    assert found["tracking.wandb.tags"] == ["x, y", "n/a"]
+    assert found["tracking.wandb.tags"] == ["[x,y]", "null"]
     assert "run.seed" not in found
 
 
@@ -148,8 +149,8 @@ def test_the_page_and_its_figures(sweep: Path, capsys: pytest.CaptureFixture[str
     }
     for file in (sweep / "comparison").glob("*.svg"):
         label = ElementTree.parse(file).getroot().get("aria-label") or ""
-        assert "lr=0.1: from" in label
-        assert "lr=0.2: from" in label
+        assert "a: from" in label
+        assert "b<i>: from" in label
     assert report.main([str(sweep)]) == 0, "what was written is no run"
 
 
@@ -175,7 +176,7 @@ def test_comparison_is_written_next_to_the_first_run(
 
 def test_curves_are_labelled_by_their_settings_and_seeds_are_a_band(tmp_path: Path) -> None:
     for lr, seed in ((0.1, 1), (0.1, 2), (0.1, 3), (0.2, 1)):
-        folder = tmp_path / f"tiny-{lr}-{seed}"
+        folder = tmp_path / f"tiny-{10 * lr:04.0f}{seed:04}"
         _write_run(folder, lr, 10.0 * seed)
         folder.joinpath("config.yaml").write_text(
             f"run: {{name: {folder.name}, seed: {seed}}}\noptimizer: {{lr: {lr}}}\n"
@@ -273,3 +274,37 @@ def test_cost_of_tokens_on_4_and_8_nodes(
     assert f"100 % are {usd:.3g} USD" in page
     assert "100 % on 4 nodes, 125 % on 8 nodes" in page
     assert (tmp_path / "comparison/cost.svg").exists()
+
+
+def test_runs_of_different_length_are_compared_at_common_tokens(tmp_path: Path) -> None:
+    """Compare 5 steps with 3, of which the longer run has an evaluation at step 3."""
+    for name, end in (("long", 5), ("short", 3)):
+        _write_run(tmp_path / name, 0.1, 10.0)
+        metrics, events = tmp_path / name / "metrics.jsonl", tmp_path / name / "events.jsonl"
+        lines = metrics.read_text().splitlines(keepends=True)
+        metrics.write_text("".join(lines[:end]))
+        bits = {"mean": 1.5 if name == "long" else 2.5}
+        row = {"event": "evaluate", "step": 3, "attempt": 1, "time": 9.0, "bits_per_byte": bits}
+        if name == "short":  # its last evaluation has more text than one within a run
+            row |= {"loop": {"bits_per_byte": bits}, "bits_per_byte": {"mean": 9.0}}
+        with events.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+    records = run_comparison.load_run_records([tmp_path])
+    found = run_comparison.build_common_table(records)
+    assert found is not None
+    headers, rows = found
+    assert headers[1:] == [
+        *("Tokens trained", "Loss at 1,536 tokens", "Held-out bits per byte at 1,536 tokens"),
+    ]
+    assert rows == [["long", "2,560", "3.333", "1.500"], ["short", "1,536", "3.333", "2.500"]]
+    assert run_comparison.build_common_table(records[:1] * 2) is None
+    (tmp_path / "short/metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n')
+    records = run_comparison.load_run_records([tmp_path])
+    assert run_comparison.build_common_table(records) is None
+
+
+def test_curves_have_the_names_that_the_user_has_chosen(tmp_path: Path) -> None:
+    for name, lr in (("mine", 0.1), ("tiny-0123abcd", 0.2)):
+        _write_run(tmp_path / name, lr, 10.0)
+    records = run_comparison.load_run_records([tmp_path])
+    assert label_runs(records) == ["mine", "lr=0.2"]

@@ -35,7 +35,13 @@ def write_run(tmp_path: Path) -> WriteRun:
     """Return a function that writes a run with a precision, a seed and held-out results."""
 
     def write(
-        name: str, precision: str, seed: int, bits: float, end: str = "finish", **study: object
+        name: str,
+        precision: str,
+        seed: int,
+        bits: float,
+        end: str = "finish",
+        evaluation: dict[str, object] | None = None,
+        **study: object,
     ) -> None:
         run_dir = tmp_path / name
         run_dir.mkdir()
@@ -51,6 +57,7 @@ def write_run(tmp_path: Path) -> WriteRun:
             values = {"code": 2 * value, "mean": value}
             row = {"event": "evaluate", "step": step, "attempt": 1, "time": 2.0}
             events.append(row | {"bits_per_byte": values})
+        events[-1] |= evaluation or {}
         events.append({"event": end, "step": 3, "attempt": 1, "time": 3.0})
         rows = [{"step": s, "tokens": 3 * s, "loss": 6.0 / s, "time": 1.0 + s} for s in (1, 2, 3)]
         (run_dir / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -84,7 +91,7 @@ def test_a_stopped_point_is_reported_with_its_runs(
     assert report.main([str(sweep_dir)]) == 0
     shown = capsys.readouterr().out
     assert "3 of 3, stopped; 6 planned" in shown
-    assert "\nprecision.name=y - precision.name=x: worse (difference +0.5200" in shown
+    assert "\nprecision=y is worse than precision=x (difference +0.5200" in shown
     assert (
         "\nnot trained, because they are worse than the baseline:\n"
         "[precision=y run.seed=4] worse <by> 0.5\n"
@@ -97,6 +104,36 @@ def test_a_stopped_point_is_reported_with_its_runs(
     assert "<li>[precision=y run.seed=4] worse &lt;by&gt; 0.5</li>" in page
 
 
+def _evaluation(text: str, *bits: float) -> dict[str, object]:
+    """Return the fields of an evaluation of documents of 100 bytes with these bits."""
+    clusters = {name: {"bits": [*bits], "bytes": [100.0] * len(bits)} for name in ("code", "docs")}
+    return {"text": text, "clusters": clusters}
+
+
+def test_verdicts_contain_the_error_of_the_held_out_text(
+    tmp_path: Path, write_run: WriteRun
+) -> None:
+    for seed in (1, 2, 3):
+        write_run(f"x{seed}", "x", seed, 2 + seed / 10, evaluation=_evaluation("t", 150, 200, 250))
+        write_run(f"y{seed}", "y", seed, 2.2 + seed / 9, evaluation=_evaluation("t", 151, 202, 247))
+    (found,) = _load(tmp_path).comparisons
+    # Differences of 1, 2 and -3 bits in 300 bytes, in each of two sources
+    expected = math.sqrt(2 * 3 / 2 * (1 + 4 + 9)) / 300 / 2
+    assert found.difference.evaluation_error == pytest.approx(expected)
+    assert found.verdict is Verdict.worse
+    headers, (row,) = build_effect_table(_load(tmp_path))
+    assert dict(zip(headers, row, strict=True))["SE of the text"] == f"{expected:.4f}"
+    write_run("z1", "x", 4, 2.0, evaluation=_evaluation("other", 150, 250))
+    write_run("z2", "y", 4, 2.1, evaluation=_evaluation("t", 150, 200, 251))
+    result = _load(tmp_path)
+    assert result.comparisons[0].difference.evaluation_error > 5 * expected  # not paired
+    assert result.verdicts[0].startswith(
+        "WARNING: the runs were evaluated on different held-out text ("
+    )
+    write_run("z3", "x", 5, 2.0)
+    assert "z3: evaluated by an earlier version" in _load(tmp_path).verdicts[0]
+
+
 def test_points_are_paired_by_seed_and_diverged_runs_are_counted(
     tmp_path: Path, write_run: WriteRun
 ) -> None:
@@ -107,14 +144,14 @@ def test_points_are_paired_by_seed_and_diverged_runs_are_counted(
     write_run("y4", "y", 4, 9.0, end="diverge")
     result = _load(tmp_path)
     (found,) = result.comparisons
-    assert found.label == "precision.name=y - precision.name=x"
+    assert found.label == "precision=y - precision=x"
     assert found.difference.num_pairs == 3
     assert found.difference.mean == pytest.approx(-0.098)
     assert found.difference.num_diverged == 1
     assert found.verdict is Verdict.undecided
     headers, (first, second) = build_point_table(result)
     assert dict(zip(headers, first, strict=True)) | {"SD over seeds": "", "95% interval": ""} == {
-        "Point": "precision.name=x", "Finished": "4 of 4", "Diverged": "0", "Mean": "2.1500",
+        "Point": "precision=x", "Finished": "4 of 4", "Diverged": "0", "Mean": "2.1500",
         "95% interval": "", "SD over seeds": "", "SD over the last evaluations": first[-1],
     }  # fmt: skip
     assert second[1:3] == ["3 of 4", "1"]
@@ -164,15 +201,14 @@ def test_terminal_and_page_have_the_verdict(
         write_run(f"y{seed}", "y", seed, 1.9 + seed / 10 + seed / 1000)
     assert report.main([str(tmp_path)]) == 0
     out = capsys.readouterr().out
-    verdict = "precision.name=y - precision.name=x: better (difference -0.0980, interval "
-    assert "question: Is y better?" in out
-    assert verdict in out
+    verdict = "precision=y is better than precision=x (difference -0.0980, interval "
+    assert f"answer to: Is y better?\n{verdict}" in out
     page = (tmp_path / "comparison.html").read_text()
     assert verdict in page
     drawn = {file.stem for file in (tmp_path / "comparison").glob("*.svg")}
     assert {"effects", "loss_tokens", "loss_time"} <= drawn
     effects = ElementTree.parse(tmp_path / "comparison/effects.svg").getroot()
-    assert "precision.name=y - precision.name=x -0.0980" in (effects.get("aria-label") or "")
+    assert "precision=y - precision=x -0.0980" in (effects.get("aria-label") or "")
 
 
 @pytest.mark.parametrize(("num_factors", "name"), [(2, "heat_map"), (3, "parallel_coordinates")])

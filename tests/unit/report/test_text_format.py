@@ -8,7 +8,9 @@ from hlat.report.text_format import (
     format_count,
     format_decimal,
     format_duration,
+    format_setting,
     format_short,
+    format_table,
     format_timestamp,
     format_value,
 )
@@ -62,3 +64,54 @@ def test_count_decimal_and_timestamp() -> None:
 def test_values_are_one_line() -> None:
     assert format_value({"a": [1, 2.5, None], "b": True}) == "a 1, 2.5, n/a, b yes"
     assert format_value("text") == "text"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (True, "true"),
+        (None, "null"),
+        (3e-4, "3e-4"),
+        (0.00025, "2.5e-4"),
+        (0.123456, "0.123456"),
+        (16_384.0, "16384"),
+        (1e20, "1e+20"),
+        ([1, 0.5, "x"], "[1,0.5,x]"),
+        ({"code": 0.5}, "{code:0.5}"),
+    ],
+)
+def test_settings_are_written_as_overrides(value: object, text: str) -> None:
+    assert format_setting(value) == text
+
+
+@pytest.mark.parametrize("columns", [45, 60, 80])
+def test_tables_fit_the_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compare the words of each column, which no width changes."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    headers = ["Run", "Held-out bits per byte", "Verdict", "Steps"]
+    rows = [["tiny-12345678", "1.2345 (1.1 to 1.4)", "not decided: 5 more seeds", "100"]] * 2
+    lines = format_table(headers, rows)
+    assert max(map(len, lines)) <= columns
+    words = sorted(" ".join(lines).split())
+    num_blocks = lines.count("") + 1
+    expected = " ".join([*headers, *rows[0], *rows[1]]).split()
+    expected += ["Run", "tiny-12345678", "tiny-12345678"] * (num_blocks - 1)
+    assert words == sorted(expected)
+
+
+def test_a_table_that_fits_is_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "a verdict with seven words in it"
+    rows = [["a", text], ["bb", "z"]]
+    monkeypatch.setenv("COLUMNS", "38")
+    assert format_table(["Name", "Q"], rows) == ["Name  Q", f"a     {text}", "bb    z"]
+    monkeypatch.setenv("COLUMNS", "37")
+    wrapped = ["Name  Q", f"a     {text[:-3]}", "      it", "bb    z"]
+    assert format_table(["Name", "Q"], rows) == wrapped
+
+
+def test_columns_that_do_not_fit_follow_below(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "9")
+    assert format_table(["A", "Bbb", "Ccc"], [["x", "1", "2"]]) == [
+        *("A  Bbb", "x  1", ""),
+        *("A  Ccc", "x  2"),
+    ]

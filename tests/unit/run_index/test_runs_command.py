@@ -114,6 +114,30 @@ def test_comparison_lists_differing_settings(
     assert "has no run lows-2; did you mean low-2?" in capsys.readouterr().err
 
 
+def test_a_comparison_contains_the_error_of_the_heldout_text(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The bits of two documents differ by 60 or 20 from each other, so the error is 40 / 200."""
+
+    def write(name: str, difference: float, text: str) -> None:
+        cluster = {"bits": [150 + difference / 2, 150 - difference / 2], "bytes": [100, 100]}
+        path = root / name / "events.jsonl"
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        rows[1] |= {"clusters": {"code": cluster}, "text": text}
+        path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+
+    for seed in (1, 2):
+        write(f"low-{seed}", 60, "x")
+        write(f"high-{seed}", 20, "x")
+    arguments = [str(root), "compare=optimizer.lr", "where=optimizer.lr<5"]
+    assert main(arguments) == 0
+    _, headers, line = capsys.readouterr().out.splitlines()
+    assert line[headers.index("SE of the text") :].startswith("0.2000 ")
+    write("low-2", 60, "y")
+    assert main(arguments) == 0
+    assert "WARNING: the runs were evaluated on different" in capsys.readouterr().out
+
+
 def test_values_of_a_setting_are_compared_by_seed(
     root: Path, write_run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -136,3 +136,30 @@ def test_mcnemar_is_a_binomial_test_of_the_pairs_that_differ(better: int, worse:
     expected = stats.binomtest(better, better + worse).pvalue
     assert compute_mcnemar_p_value(better, worse) == pytest.approx(expected)
     assert compute_mcnemar_p_value(0, 0) == 1
+
+
+def test_the_evaluation_set_widens_the_interval_by_its_paired_error() -> None:
+    """Compute the error of a mean over seeds and documents, against the formula."""
+    rng = np.random.default_rng(0)
+    hard = rng.standard_normal(9)  # the same for all runs, and therefore without effect
+    noise = {name: {s: rng.standard_normal(9) / 100 for s in "123"} for name in "ab"}
+    point, baseline = (
+        PointRuns(
+            {seed: runs.values[seed] for seed in "123"},
+            influences={seed: hard + values for seed, values in noise[name].items()},
+        )
+        for name, runs in {"a": POINT, "b": BASELINE}.items()
+    )
+    found = compare_paired(point, baseline)
+    plain = compare_paired(PointRuns(point.values), PointRuns(baseline.values))
+    differences = np.mean([noise["a"][seed] - noise["b"][seed] for seed in "123"], axis=0)
+    assert found.evaluation_error == pytest.approx(math.sqrt((differences**2).sum()))
+    error = math.hypot(found.std / math.sqrt(3), found.evaluation_error)
+    assert found.high - found.mean == pytest.approx(stats.t.ppf(0.975, 2) * error)
+    assert found.p_value == pytest.approx(2 * stats.t.sf(found.mean / error, 2))
+    assert found.p_value > plain.p_value
+    assert math.isnan(plain.evaluation_error)
+    sequential = compare_paired(point, baseline, num_planned=3)
+    assert sequential.p_value >= found.p_value
+    missing = PointRuns(point.values, influences={"1": hard})
+    assert compare_paired(missing, baseline).p_value == plain.p_value

@@ -10,6 +10,7 @@ from hlat.study.study_analysis import (
     Verdict,
     analyze_study,
     find_baselines,
+    format_answer,
     format_point_pair,
     format_verdict,
 )
@@ -40,6 +41,7 @@ def test_a_supported_difference_is_better_or_worse(direction: Direction, verdict
     (found,) = analyze_study(points, StudyConfig(direction=direction))
     assert found.verdict.value == verdict
     assert format_verdict(found, StudyConfig()) == verdict
+    assert format_answer(found, StudyConfig()) == f"lr=2 is {verdict} than lr=1"
 
 
 def test_unsupported_verdict_contains_the_missing_seeds() -> None:
@@ -52,6 +54,10 @@ def test_unsupported_verdict_contains_the_missing_seeds() -> None:
     missing = required - 3
     expected = f"not decided: {missing} more seeds would detect a difference of 0.05"
     assert format_verdict(found, design) == expected
+    assert format_answer(found, design) == (
+        f"the seeds do not decide between lr=2 and lr=1: {missing} more seeds would detect a "
+        "difference of 0.05"
+    )
 
 
 def test_a_difference_within_the_margin_counts_as_none() -> None:
@@ -95,3 +101,9 @@ def test_several_comparisons_are_corrected() -> None:
     found = analyze_study(points, StudyConfig())
     assert any(one.difference.p_value < 0.05 for one in found)
     assert not any(one.verdict is not Verdict.undecided for one in found)
+
+
+def test_equal_differences_with_a_diverged_run_are_not_decided() -> None:
+    points = {LOW: _runs([2.0, 2.0, 2.0]), HIGH: _runs([1.0, 1.0], diverged=("3",))}
+    (found,) = analyze_study(points, StudyConfig(smallest_difference=0.1))
+    assert (found.verdict, found.num_more_seeds) == (Verdict.undecided, 1)

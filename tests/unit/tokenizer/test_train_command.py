@@ -38,6 +38,7 @@ def run(tmp_path: Path, monkeypatch, capsys) -> Callable[..., tuple[int, str, st
 
 
 def test_tokenizer_is_lossless(run, tmp_path: Path, compose) -> None:
+    (tmp_path / "texts/page.txt").write_text("a text<|endoftext|> with the name of a special token")
     code, out, _ = run("texts", "vocab_size=300", "bos_token=<|begin|>")
     assert code == 0
     directory = tmp_path / "tokenizers/texts-300"
@@ -51,7 +52,8 @@ def test_tokenizer_is_lossless(run, tmp_path: Path, compose) -> None:
     assert (config["eos_token"], config["bos_token"]) == ("<|endoftext|>", "<|begin|>")
     loaded = AutoTokenizer.from_pretrained(directory)
     assert loaded.decode(loaded(TEXT)["input_ids"], skip_special_tokens=True) == TEXT
-    line = out.splitlines()[-1]
+    *_, lost, line = out.splitlines()
+    assert lost.startswith("text that the tokenizer loses: 0.00% (0 of ")
     assert line.startswith(f"use it: hlat train data.tokenizer={directory}/tokenizer.json ")
     assert "model.vocab_size=300" in line
     assert not find_config_problems(line.removeprefix("use it: "), compose)
@@ -84,7 +86,7 @@ def test_heldout_documents_are_not_read(run, tmp_path: Path, monkeypatch, capsys
     assert opened == [f"{tmp_path}/mine/train/part-00000.arrow"]
     line = out.splitlines()[-1].removeprefix("use it: ")
     assert f"data.sources.files.paths=[{tmp_path}/mine/train]" in line
-    assert f"paths: [{tmp_path}/mine/heldout]" in line
+    assert f"data.sources.files.heldout_paths=[{tmp_path}/mine/heldout]" in line
     assert not find_config_problems(line, compose)
 
 
@@ -101,6 +103,15 @@ def test_invalid_arguments_are_one_message(run, arguments: list[str], message: s
     code, _, errors = run(*arguments)
     assert code == 2
     assert message in errors
+
+
+def test_lost_text_is_an_error_with_the_names_of_files(run, tmp_path: Path) -> None:
+    (tmp_path / "texts/latin.txt").write_bytes(b"caf\xe9")
+    code, _, errors = run("texts", "vocab_size=300")
+    assert code == 2
+    assert "1 file without a readable document" in errors
+    assert f"{tmp_path}/texts/latin.txt" in errors
+    assert "hlat prepare skip_damaged=true max_lost=" in errors
 
 
 def test_incomplete_vocabulary_is_reported(run) -> None:

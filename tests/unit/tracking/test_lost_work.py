@@ -9,11 +9,21 @@ from hlat.tracking.lost_work import (
     exclude_rolled_back_events,
     find_events_after_last_attempt,
     get_stall_seconds,
+    is_finished,
 )
 
 
 def row(step, attempt=1):
     return {"step": step, "attempt": attempt, "step_seconds": 0.5, "time": 1000.0 + step}
+
+
+def test_a_run_is_finished_if_its_last_attempt_is():
+    names = ["start", "ready", "checkpoint", "finish", "score"]
+    assert is_finished([{"event": name} for name in names])
+    assert is_finished([{"event": name} for name in (*names, "resume", "finish")])
+    for end in ([], ["interrupt"], ["diverge"], ["restart"]):
+        assert not is_finished([{"event": name} for name in (*names, "resume", *end)])
+    assert not is_finished([])
 
 
 def test_steps_per_row_start_at_previous_row_or_attempt_start():

@@ -7,7 +7,12 @@ import pytest
 from hlat.config.config_errors import ConfigError
 from hlat.config.run import RunConfig
 from hlat.report.report_writer import write_report
-from hlat.tracking.run_directory import acquire_run_dir, lock_run_dir, remove_if_refused
+from hlat.tracking.run_directory import (
+    acquire_run_dir,
+    is_in_use,
+    lock_run_dir,
+    remove_if_refused,
+)
 
 LINKS = [
     *(".lock", "metrics.jsonl", "events.jsonl", "config.yaml", "report.html", "figures"),
@@ -57,3 +62,12 @@ def test_a_refused_run_removes_its_directory_unless_another_process_uses_it(tmp_
         with pytest.raises(ConfigError):
             start()
         assert run_dir.exists() is is_locked
+
+
+def test_a_directory_in_use_is_recognized_without_writing(tmp_path) -> None:
+    assert not is_in_use(tmp_path / "missing")
+    assert not is_in_use(tmp_path)
+    assert not [*tmp_path.iterdir()]
+    with lock_run_dir(tmp_path):
+        assert is_in_use(tmp_path)
+    assert not is_in_use(tmp_path)

@@ -1,0 +1,138 @@
+"""Copies of finished runs, and the runs among several that are no copies."""
+
+import json
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from hlat.config.config_errors import ConfigError
+from hlat.config.resolve import resolve_config
+from hlat.data import training_data
+from hlat.recovery import run_copy
+from hlat.tracking import finished_runs, provenance
+from hlat.tracking.jsonl_log import open_events_log
+
+CODE, DATA = "c0de", {"tokenizer": "x"}
+
+
+@pytest.fixture
+def config(compose, small, tmp_path: Path, monkeypatch):
+    """Return a function that builds the configuration of a run in an empty root."""
+    monkeypatch.setattr(provenance, "compute_code_digest", lambda: CODE)
+    data = SimpleNamespace(fingerprint=DATA)
+    monkeypatch.setattr(training_data, "open_training_data", lambda *_: data)
+    settings = [*small, f"run.root={tmp_path}", "run.steps=2"]
+    return lambda name, *more: resolve_config(compose(*settings, f"run.name={name}", *more))
+
+
+@pytest.fixture
+def finished(config, tmp_path: Path) -> Path:
+    """Write the files of a finished run with the checkpoint of its last step."""
+    first, run_dir = config("first"), tmp_path / "first"
+    identity = finished_runs.build_identity(run_dir, first, DATA)["identity"]
+    checkpoint = run_dir / "checkpoints/step_00000002"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "COMMITTED").write_text("marker")
+    (checkpoint / "rank_00000.safetensors").write_bytes(b"weights")
+    (run_dir / "provenance.json").write_text(json.dumps({"identity": identity, "host": "a"}))
+    (run_dir / "metrics.jsonl").write_text('{"step": 2, "attempt": 1, "time": 1.0}\n')
+    open_events_log(run_dir).append({"event": "finish", "step": 2, "attempt": 1, "time": 1.0})
+    finished_runs.record_finished_run(first)
+    return run_dir
+
+
+def test_a_second_name_is_a_copy(finished: Path, config, tmp_path: Path, capsys) -> None:
+    assert run_copy.use_finished_run(config("second"), "run: {name: second}", ["run.name=second"])
+    assert f"{tmp_path / 'second'} is now a copy of it" in capsys.readouterr().out
+    second = tmp_path / "second"
+    for name in ("metrics.jsonl", "events.jsonl", "checkpoints/step_00000002/COMMITTED"):
+        assert (second / name).read_bytes() == (finished / name).read_bytes()
+    weights = "checkpoints/step_00000002/rank_00000.safetensors"
+    assert (second / weights).samefile(finished / weights)
+    assert (second / "config.yaml").read_text() == "run: {name: second}"
+    recorded = json.loads((second / "provenance.json").read_text())
+    assert (recorded["copy_of"], recorded["copied_steps"], recorded["host"]) == ("first", 2, "a")
+    assert finished_runs.get_copied_steps(second) == 2
+    assert run_copy.use_finished_run(config("second"), "", [])
+    assert "is now a copy" not in capsys.readouterr().out, "the command is repeated"
+    extended = finished_runs.build_identity(second, config("second", "run.steps=3"), DATA)
+    assert extended == {"identity": None, "copied_steps": 2}
+    shutil.rmtree(finished)
+    assert (second / weights).read_bytes() == b"weights"
+    assert not run_copy.use_finished_run(config("second"), "", []), "it is resumed"
+
+
+def test_a_copy_between_file_systems(finished: Path, config, tmp_path: Path, monkeypatch) -> None:
+    def refuse(*paths: object, **options: object) -> None:
+        raise OSError(18, "Invalid cross-device link")
+
+    monkeypatch.setattr(run_copy.os, "link", refuse)
+    destination = f"checkpoint.destination={tmp_path / 'elsewhere'}"
+    assert run_copy.use_finished_run(config("second"), "", [])
+    assert not run_copy.use_finished_run(config("third", destination), "", []), "another setting"
+    weights = tmp_path / "second/checkpoints/step_00000002/rank_00000.safetensors"
+    assert weights.read_bytes() == b"weights"
+    assert weights.stat().st_nlink == 1
+
+
+def test_only_the_first_process_of_a_job_copies(
+    finished: Path, config, tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setenv("HLAT_RDZV_ENDPOINT", "host:1")
+    monkeypatch.setenv("HLAT_NODES", "2")
+    monkeypatch.setenv("HLAT_NODE", "1")
+    assert run_copy.use_finished_run(config("second"), "", [])
+    assert not (tmp_path / "second").exists()
+    monkeypatch.setenv("HLAT_NODE", "0")
+    assert run_copy.use_finished_run(config("second"), "", [])
+    monkeypatch.setenv("HLAT_NODE", "1")
+    assert run_copy.use_finished_run(config("second"), "", []), "the copy is complete"
+
+
+def test_an_interrupted_copy_is_completed(finished: Path, config, tmp_path: Path) -> None:
+    assert run_copy.use_finished_run(config("second"), "", [])
+    events = open_events_log(tmp_path / "second").path
+    events.unlink()  # it is written last
+    assert run_copy.use_finished_run(config("second"), "", [])
+    assert events.read_bytes() == open_events_log(finished).path.read_bytes()
+
+
+def test_a_copy_with_other_settings_is_resumed(finished: Path, config) -> None:
+    assert run_copy.use_finished_run(config("second"), "", [])
+    longer = config("longer", "run.steps=3")
+    run_dir = finished.with_name("longer")
+    shutil.copytree(finished, run_dir)
+    (run_dir / "checkpoints/step_00000002").rename(run_dir / "checkpoints/step_00000003")
+    (run_dir / "provenance.json").unlink()
+    identity = finished_runs.build_identity(run_dir, longer, DATA)
+    (run_dir / "provenance.json").write_text(json.dumps(identity))
+    finished_runs.record_finished_run(longer)
+    assert run_copy.use_finished_run(config("third", "run.steps=3"), "", [])
+    assert not run_copy.use_finished_run(config("second", "run.steps=3"), "", [])
+
+
+def test_a_run_is_trained_if_the_checkpoint_was_removed(finished: Path, config) -> None:
+    shutil.rmtree(finished / "checkpoints")
+    assert not run_copy.use_finished_run(config("second"), "", [])
+
+
+def test_links_of_a_run_of_others_are_not_followed(finished: Path, config, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("secret")
+    (finished / "checkpoints/step_00000002/state.json").symlink_to(secret)
+    assert run_copy.use_finished_run(config("second"), "", [])
+    assert not (tmp_path / "second/checkpoints/step_00000002/state.json").exists()
+    (finished / "milestones").symlink_to(tmp_path)
+    with pytest.raises(ConfigError, match="milestones is a symbolic link"):
+        run_copy.use_finished_run(config("third"), "", [])
+    assert not (tmp_path / "third").exists()
+
+
+def test_copies_are_no_further_samples() -> None:
+    trained, other = {"identity": {"config": "a"}}, {"identity": {"config": "b"}}
+    copy = {**trained, "copy_of": "first"}
+    assert finished_runs.find_distinct([copy, trained, other, copy]) == [1, 2]
+    assert finished_runs.find_distinct([copy, copy, other]) == [0, 2]
+    assert finished_runs.find_distinct([{"identity": None}, {}, {"copy_of": None}]) == [0, 1, 2]
