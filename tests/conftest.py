@@ -4,10 +4,12 @@ import contextlib
 import copy
 import functools
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
+import time
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -48,6 +50,8 @@ with contextlib.suppress(ImportError):  # the environment of tests/nxd has no Hy
     settings.load_profile("hlat")
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+_START = time.monotonic()
+_RUNNING: set[str] = set()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -58,6 +62,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fuzz-seconds", type=float, default=60.0, help=seconds)
     part = "part K of N of the tests marked slow, such as 1/3 (default: all of them)"
     parser.addoption("--slow-part", metavar="K/N", type=_parse_part, default=(1, 1), help=part)
+    minutes = "start no test marked slow after this time; they run last (default: no limit)"
+    parser.addoption("--slow-minutes", type=float, default=math.inf, help=minutes)
 
 
 def _parse_part(text: str) -> tuple[int, int]:
@@ -79,6 +85,30 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if deselected:
         config.hook.pytest_deselected(items=deselected)
         items[:] = [item for item in items if is_selected(item)]
+    if config.getoption("--slow-minutes") < math.inf:
+        items.sort(key=lambda item: "slow" in item.keywords)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip slow tests after the time of --slow-minutes, before their fixtures."""
+    minutes = item.config.getoption("--slow-minutes")
+    if "slow" in item.keywords and time.monotonic() > _START + 60 * minutes:
+        pytest.skip(f"not started in the {minutes:g} minutes of --slow-minutes")
+
+
+def pytest_runtest_logstart(nodeid: str) -> None:
+    _RUNNING.add(nodeid)
+
+
+def pytest_runtest_logfinish(nodeid: str) -> None:
+    _RUNNING.discard(nodeid)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the tests that an interruption has ended."""
+    for nodeid in sorted(_RUNNING):
+        terminalreporter.write_line(f"INTERRUPTED {nodeid}")
 
 
 def pytest_collectreport(report: pytest.CollectReport) -> None:
