@@ -93,7 +93,7 @@ PUBLIC_MODULES = {
         "hlat.checkpoint.hugging_face_export",
     ),
     "Planning": ("hlat.plan.memory_estimate", "hlat.plan.step_time", "hlat.plan.layout_search"),
-    "Evaluation": ("hlat.evaluate.inference_model", "hlat.evaluate.evaluator"),
+    "Evaluation": ("hlat.inference.inference_model", "hlat.evaluate.evaluator"),
     "Tracking and reports": (
         "hlat.tracking.tracker",
         "hlat.tracking.metric_logger",

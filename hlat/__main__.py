@@ -33,7 +33,7 @@ _SECTIONS = {
     },
     "Before a run": {
         "prepare": _CommandSpec("hlat.prepare", "Convert text files to training data."),
-        "tokenizer": _CommandSpec("hlat.tokenizer", "Train a tokenizer on text."),
+        "tokenizer": _CommandSpec("hlat.prepare.tokenizer_training", "Train a tokenizer on text."),
         "plan": _CommandSpec("hlat.plan", "Predict memory, step time and cost.", True),
         "doctor": _CommandSpec("hlat.doctor", "Check the numerics of a configuration.", True),
         "precompile": _CommandSpec("hlat.precompile", "Compile graphs for Trainium.", True),
@@ -41,9 +41,11 @@ _SECTIONS = {
     "After a run": {
         "report": _CommandSpec("hlat.report", "Write the report page; compare runs."),
         "runs": _CommandSpec("hlat.run_index", "List, filter, compare and export runs."),
-        "generate": _CommandSpec("hlat.generate", "Continue a prompt with a model, or chat.", True),
+        "generate": _CommandSpec(
+            "hlat.inference.generate", "Continue a prompt with a model, or chat.", True
+        ),
         "serve": _CommandSpec(
-            "hlat.serve", "Serve a model with OpenAI's API and a chat page.", True
+            "hlat.inference.serve", "Serve a model with OpenAI's API and a chat page.", True
         ),
         "evaluate": _CommandSpec("hlat.evaluate", "Evaluate a model on benchmarks.", True),
         "checkpoint": _CommandSpec("hlat.checkpoint", "List, verify, prune or sign checkpoints."),

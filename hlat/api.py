@@ -17,14 +17,14 @@ import pyarrow as pa
 from hlat.config import recorded_config
 from hlat.config.config_errors import ConfigError
 from hlat.config.run import Config
-from hlat.generate.sampling_settings import SamplingSettings
+from hlat.inference.sampling_settings import SamplingSettings
 from hlat.report.run_record import RunRecord, load_run_record
 from hlat.tracking.summary_metrics import compute_summary_metrics
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hlat.evaluate.model_source import ModelSource
+    from hlat.inference.model_source import ModelSource
 
 _SAMPLING = SamplingSettings()
 
@@ -157,8 +157,8 @@ class Run:
         Raises:
             ConfigError: The run has no such checkpoint, it is damaged, or an override is invalid.
         """
-        from hlat.evaluate.inference_config import build_inference_config
-        from hlat.evaluate.model_source import find_model
+        from hlat.inference.inference_config import build_inference_config
+        from hlat.inference.model_source import find_model
 
         source = find_model(str(self.path), step)
         return TextModel(source, build_inference_config(source, overrides))
@@ -168,7 +168,7 @@ class TextModel:
     """A model with its tokenizer; close it, or use it in a `with` statement."""
 
     def __init__(self, source: "ModelSource", config: Config) -> None:
-        from hlat.generate.text_generator import open_text_generator
+        from hlat.inference.text_generator import open_text_generator
 
         self._stack = ExitStack()
         self._generator = self._stack.enter_context(open_text_generator(source, config))

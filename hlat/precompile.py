@@ -19,7 +19,6 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from hlat import neuron_compile_cache, neuron_environment
 from hlat.config import entry_point, frozen_config
 from hlat.config.argument_parser import CommandLineParser, run_command
 from hlat.config.config_errors import ConfigError, ExitCode
@@ -27,6 +26,7 @@ from hlat.config.engine_capabilities import ENGINE_CAPABILITIES
 from hlat.config.resolve import resolve_config
 from hlat.config.run import Config
 from hlat.engine import graph_extraction
+from hlat.engine.neuron import neuron_compile_cache, neuron_environment
 from hlat.plan.feasibility import validate_feasibility
 from hlat.storage.progress_bar import ProgressBar
 

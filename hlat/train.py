@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig, OmegaConf
 
-from hlat import launch_environment, neuron_packages
+from hlat import launch_environment
 from hlat.config import entry_point
 from hlat.config.config_errors import ExitCode
 from hlat.config.redaction import redact_text
 from hlat.config.resolve import resolve_config
 from hlat.config.run import Config
+from hlat.engine.neuron import neuron_packages
 from hlat.plan.feasibility import validate_feasibility, validate_vocab_size
 from hlat.recovery import signal_handler
 from hlat.training_state import TrainingState, compute_total_steps

@@ -4,8 +4,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
-from hlat import phase_steps
-from hlat.config import run_identity
+from hlat.config import phase_steps, run_identity
 from hlat.config.config_errors import ConfigError
 from hlat.config.run import Config
 

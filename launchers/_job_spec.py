@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 
-from hlat import neuron_compile_cache, neuron_environment
 from hlat.config.engine_capabilities import ENGINE_CAPABILITIES
 from hlat.config.run import Config
+from hlat.engine.neuron import neuron_compile_cache, neuron_environment
 from hlat.jobs.command_job import CommandJob
 
 
@@ -140,7 +140,7 @@ def build_job_environment(config: Config) -> dict[str, str]:
     """Return the environment variables of a run on its nodes.
 
     Variables of the configuration override those of the node type. Sources: the scripts of
-    awslabs/HLAT for Trainium (hlat.neuron_environment); AWS's guide to EFA and NCCL for GPUs.
+    awslabs/HLAT for Trainium (hlat/engine/neuron); AWS's guide to EFA and NCCL for GPUs.
     """
     node_type = NODE_TYPES.get(config.hardware.name)
     variables = {"PYTHONUNBUFFERED": "1"}  # writes log lines immediately

@@ -28,7 +28,7 @@ from hlat.config.resolve import resolve_config
 from hlat.config.run import Config
 from hlat.engine.engine_factory import create_engine
 from hlat.engine.interface import Engine
-from hlat.evaluate.inference_model import InferenceModel
+from hlat.inference.inference_model import InferenceModel
 from hlat.model import hugging_face_config
 
 HERE = Path(__file__).resolve().parent

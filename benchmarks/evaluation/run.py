@@ -28,12 +28,12 @@ from benchmarks.common import describe_machine, machine, spread, table, write_be
 from hlat.data import hugging_face_tokenizer
 from hlat.data.tokenizer import EMBEDDED_EOS_TOKEN, EMBEDDED_FILE
 from hlat.engine.engine_factory import create_engine
-from hlat.evaluate import model_source
-from hlat.evaluate.inference_config import build_inference_config
-from hlat.evaluate.inference_model import InferenceModel
 from hlat.evaluate.lm_eval_adapter import LMEvalAdapter
 from hlat.evaluate.lm_eval_tasks import TaskLoader
 from hlat.evaluate.rank0_scheduler import Rank0Scheduler
+from hlat.inference import model_source
+from hlat.inference.inference_config import build_inference_config
+from hlat.inference.inference_model import InferenceModel
 from tests.run.questions import WORDS, write
 
 HERE = Path(__file__).resolve().parent

@@ -20,9 +20,9 @@ from hlat.config.resolve import resolve_config
 from hlat.config.run import Config
 from hlat.evaluate.eval_request import EvalRequest
 from hlat.evaluate.humaneval import HumanEvalSettings
-from hlat.evaluate.inference_config import build_inference_config
-from hlat.evaluate.model_metadata import ModelMetadata
 from hlat.evaluate.paper_tasks import HUMANEVAL
+from hlat.inference.inference_config import build_inference_config
+from hlat.inference.model_metadata import ModelMetadata
 from hlat.jobs.command_job import build_job_dir
 from hlat.plan.feasibility import validate_feasibility
 from hlat.report.campaign_page import PAGE_NAME

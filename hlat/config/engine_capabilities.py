@@ -24,7 +24,7 @@ from hlat.config.run import Config
 _YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the one in C is ten times as fast
 STOCHASTIC_ROUNDING_DEVICES = frozenset({"neuron", "xla"})
 """Torch device types with stochastic rounding in hardware, enabled by
-NEURON_RT_STOCHASTIC_ROUNDING_EN (see hlat.neuron_environment). On other devices it is emulated."""
+NEURON_RT_STOCHASTIC_ROUNDING_EN (see hlat/engine/neuron). On other devices it is emulated."""
 
 
 @dataclass(frozen=True)

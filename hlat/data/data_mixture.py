@@ -14,7 +14,7 @@ from typing import Any
 from hlat.config.batch import BatchConfig
 from hlat.config.data import DataConfig
 from hlat.config.phase import PhaseConfig
-from hlat.phase_steps import compute_stage_starts
+from hlat.config.phase_steps import compute_stage_starts
 
 _TOLERANCE_TOKENS = 1e-3
 """Rounding error, in tokens, of a proportion of up to 10^12 tokens in floating point."""

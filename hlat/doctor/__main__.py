@@ -10,13 +10,14 @@ import sys
 
 from omegaconf import DictConfig
 
-from hlat import launch_environment, neuron_packages
+from hlat import launch_environment
 from hlat.config import entry_point
 from hlat.config.argument_parser import run_and_exit
 from hlat.config.config_errors import ExitCode
 from hlat.config.resolve import resolve_config
 from hlat.config.run import Config
 from hlat.doctor.reduced_config import reduce_config
+from hlat.engine.neuron import neuron_packages
 from hlat.tracking import run_directory
 
 _SIGINT_EXIT_CODE = 130

@@ -3,11 +3,11 @@
 import importlib.util
 import os
 
-from hlat import neuron_environment
 from hlat.config.config_errors import ConfigError
 from hlat.config.engine import EngineBackend
 from hlat.config.run import Config
 from hlat.engine.interface import Engine
+from hlat.engine.neuron import neuron_environment
 
 _SDK_MODULES = ("torch_xla", "neuronx_distributed")
 _UNDECLARED_MODULES = ("boto3", "transformers")

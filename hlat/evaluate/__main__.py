@@ -161,7 +161,7 @@ def _add_harness_settings(parser: CommandLineParser) -> None:
 
 def _split_overrides(parser: CommandLineParser, arguments: argparse.Namespace) -> None:
     """Move launcher overrides to `arguments.launcher_overrides`; exit if any is neither."""
-    from hlat.evaluate.inference_config import OVERRIDABLE_GROUPS, parse_config_group
+    from hlat.inference.inference_config import OVERRIDABLE_GROUPS, parse_config_group
 
     given, arguments.overrides, arguments.launcher_overrides = arguments.overrides, [], []
     arguments.data_overrides = []
@@ -269,10 +269,11 @@ def _build_request(arguments: argparse.Namespace) -> "EvalRequest":
 def _evaluate_locally(
     arguments: argparse.Namespace, request: "EvalRequest", argv: list[str]
 ) -> int:
-    from hlat.evaluate import checkpoint_watcher, lm_eval_tasks, model_metadata, model_source
+    from hlat.evaluate import checkpoint_watcher, lm_eval_tasks
     from hlat.evaluate.eval_request import validate_request
     from hlat.evaluate.evaluator import run_evaluation
-    from hlat.evaluate.inference_config import build_inference_config
+    from hlat.inference import model_metadata, model_source
+    from hlat.inference.inference_config import build_inference_config
 
     if request.harness_tasks:
         lm_eval_tasks.validate_harness_installed()

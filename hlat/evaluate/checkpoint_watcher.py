@@ -11,8 +11,8 @@ from hlat.checkpoint import checkpoint_directory, checkpoint_lookup
 from hlat.checkpoint.checkpoint_manifest import COMMIT_MARKER
 from hlat.config.config_errors import ConfigError
 from hlat.config.recorded_config import load_recorded_settings
-from hlat.evaluate import model_source
-from hlat.evaluate.model_source import ModelSource
+from hlat.inference import model_source
+from hlat.inference.model_source import ModelSource
 from hlat.storage.storage_path import StoragePath
 from hlat.tracking.jsonl_log import open_events_log
 from hlat.tracking.lost_work import START_EVENTS

@@ -10,12 +10,13 @@ from pathlib import Path
 from hlat.checkpoint import checkpoint_directory
 from hlat.checkpoint.checkpoint_manifest import COMMIT_MARKER
 from hlat.config.config_errors import ConfigError
-from hlat.evaluate import humaneval, model_metadata
+from hlat.evaluate import humaneval
 from hlat.evaluate.harness_settings import HarnessSettings
-from hlat.evaluate.inference_config import build_inference_config, build_unverified_config
 from hlat.evaluate.lm_eval_tasks import TaskLoader
 from hlat.evaluate.paper_tasks import HUMANEVAL, OWN_TASKS
 from hlat.evaluate.user_tasks import is_task_file
+from hlat.inference import model_metadata
+from hlat.inference.inference_config import build_inference_config, build_unverified_config
 from hlat.jobs.command_job import CommandJob
 from hlat.tracking.run_directory import EVALUATIONS_DIR
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from hlat.config.config_errors import ConfigError
 from hlat.config.redaction import redact_text
-from hlat.evaluate.model_source import ModelSource
 from hlat.evaluate.paper_tasks import AVERAGE, COLUMNS, TaskSpec, compute_average, compute_scores
+from hlat.inference.model_source import ModelSource
 from hlat.report.text_format import is_proportion
 from hlat.storage import durable_files
 from hlat.tracking.row_validation import is_finite_number

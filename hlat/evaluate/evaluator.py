@@ -29,20 +29,20 @@ from hlat.evaluate import (
     heldout_evaluation,
     heldout_task,
     humaneval,
-    model_source,
 )
-from hlat.evaluate.chat_format import ChatFormat, load_chat_format
 from hlat.evaluate.eval_request import EvalRequest, load_humaneval_problems
 from hlat.evaluate.evaluation_results import ScoreRow, TaskResult
 from hlat.evaluate.harness_files import HarnessFiles
 from hlat.evaluate.heldout_loss import summarize
 from hlat.evaluate.heldout_task import HeldoutData
-from hlat.evaluate.inference_model import InferenceModel
 from hlat.evaluate.lm_eval_tasks import TaskLoader
-from hlat.evaluate.model_source import ModelSource
 from hlat.evaluate.paper_tasks import HELDOUT, HUMANEVAL, TaskSpec
 from hlat.evaluate.rank0_scheduler import Rank0Scheduler
 from hlat.evaluate.request_cache import RequestCache
+from hlat.inference import model_source
+from hlat.inference.chat_format import ChatFormat, load_chat_format
+from hlat.inference.inference_model import InferenceModel
+from hlat.inference.model_source import ModelSource
 from hlat.storage import storage_path
 
 TaskOutcome = tuple[dict[str, TaskResult], ScoreRow, dict[str, Any] | None]

@@ -16,7 +16,7 @@ from typing import Any
 
 from hlat.config.redaction import redact_text
 from hlat.evaluate.evaluation_results import ScoreRow, TaskResult
-from hlat.evaluate.model_source import ModelSource
+from hlat.inference.model_source import ModelSource
 from hlat.model.decoder_spec import count_parameters
 from hlat.storage import durable_files
 from hlat.tracking.provenance import get_git_revision

@@ -16,9 +16,9 @@ from hlat.data.heldout_sequences import HeldoutSequences
 from hlat.engine.interface import Engine
 from hlat.evaluate import heldout_loss, multiple_choice_probes, training_samples
 from hlat.evaluate.heldout_loss import HeldoutLoss
-from hlat.evaluate.inference_model import InferenceModel
 from hlat.evaluate.multiple_choice_probes import MultipleChoiceQuestion
 from hlat.evaluate.training_samples import SamplePrompts
+from hlat.inference.inference_model import InferenceModel
 from hlat.tracking.heldout_rows import find_worse_sources
 from hlat.tracking.tracker import Tracker
 from hlat.training_state import compute_total_steps

@@ -21,8 +21,8 @@ from hlat.data.data_source import open_data_sources
 from hlat.data.heldout_sequences import HeldoutSequences, pack_documents, pack_heldout_sequences
 from hlat.data.tokenizer import Tokenizer
 from hlat.data.tokenizer_round_trip import sample_texts
-from hlat.evaluate.inference_model import MAX_BATCH_TOKENS
-from hlat.evaluate.model_source import ModelSource
+from hlat.inference.inference_model import MAX_BATCH_TOKENS
+from hlat.inference.model_source import ModelSource
 from hlat.prepare.document_reader import DamagedDocument, parse_documents
 from hlat.prepare.input_files import InputReader, find_input_files
 

@@ -24,8 +24,8 @@ from tqdm import tqdm
 from hlat.config.config_errors import ConfigError
 from hlat.data.token_decoder import decode_continuation
 from hlat.evaluate import humaneval_rpc, sandbox
-from hlat.evaluate.inference_model import InferenceModel, build_stop_check
 from hlat.evaluate.sandbox import ProgramResult, ResourceLimits
+from hlat.inference.inference_model import InferenceModel, build_stop_check
 from hlat.parallelism.process_group import broadcast_object
 
 if TYPE_CHECKING:

@@ -21,13 +21,13 @@ from lm_eval.models.utils import (
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from hlat.config.config_errors import ConfigError
-from hlat.evaluate.chat_format import ChatFormat
 from hlat.evaluate.harness_settings import (
     DEFAULT_SEEDS,
     HarnessSettings,
     validate_generation_settings,
 )
 from hlat.evaluate.rank0_scheduler import Rank0Scheduler, ScoreRequest
+from hlat.inference.chat_format import ChatFormat
 
 
 class LMEvalAdapter(TemplateLM):  # type: ignore[misc]

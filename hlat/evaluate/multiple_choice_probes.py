@@ -13,7 +13,7 @@ import numpy as np
 from hlat.config.config_errors import ConfigError
 from hlat.config.run import Config
 from hlat.data.tokenizer import Tokenizer
-from hlat.evaluate.inference_model import InferenceModel
+from hlat.inference.inference_model import InferenceModel
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from typing import Any
 from tqdm import tqdm
 
 from hlat.data.prompt_tokenizer import PromptTokenizer
-from hlat.evaluate.inference_model import InferenceModel, build_stop_check
 from hlat.evaluate.request_cache import RequestCache
+from hlat.inference.inference_model import InferenceModel, build_stop_check
 from hlat.parallelism.process_group import ProcessGroup, broadcast_object
 
 ScoreRequest = tuple[list[int], list[int]]

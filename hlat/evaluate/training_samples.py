@@ -11,7 +11,7 @@ from hlat.config.run import Config
 from hlat.data.token_decoder import decode_continuation
 from hlat.data.tokenizer import Tokenizer
 from hlat.engine.interface import Engine
-from hlat.evaluate.inference_model import InferenceModel
+from hlat.inference.inference_model import InferenceModel
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ lr_scheduler.
 import math
 from collections.abc import Callable
 
+from hlat.config.phase_steps import find_stage, find_stage_span
 from hlat.config.run import Config
 from hlat.config.schedule import ScheduleConfig, ScheduleShape
-from hlat.phase_steps import find_stage, find_stage_span
 
 
 def compute_lr(step: int, config: Config) -> float:

@@ -3,10 +3,10 @@
 from dataclasses import replace
 from pathlib import Path
 
-from hlat import neuron_environment
 from hlat.config.config_errors import ConfigError
 from hlat.config.model import ModelConfig
 from hlat.config.run import Config
+from hlat.engine.neuron import neuron_environment
 from hlat.plan.memory_estimate import estimate_memory, get_device_memory_bytes
 
 

@@ -32,10 +32,10 @@ from torch.distributed.elastic.agent.server.api import (
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from hlat import neuron_environment
 from hlat.config.config_errors import ConfigError, ExitCode
 from hlat.config.redaction import redact_data
 from hlat.config.run import Config
+from hlat.engine.neuron import neuron_environment
 from hlat.launch_environment import (
     DUMP_SIGNAL,
     PARENT_PID_ENV,

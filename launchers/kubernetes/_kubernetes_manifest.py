@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from hlat import launch_environment, neuron_compile_cache
+from hlat import launch_environment
 from hlat.config import frozen_config
 from hlat.config.bounds import bounded
 from hlat.config.config_errors import ExitCode
+from hlat.engine.neuron import neuron_compile_cache
 
 from .._job_spec import Accelerator, JobSpec, build_object_name
 from .._sweep_points import PruningConfig

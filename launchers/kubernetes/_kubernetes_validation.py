@@ -11,7 +11,7 @@ from hlat import launch_environment
 from hlat.config.bounds import find_bounds_violations
 from hlat.config.config_errors import ConfigError
 from hlat.config.run import Config
-from hlat.neuron_environment import build_neuron_environment
+from hlat.engine.neuron.neuron_environment import build_neuron_environment
 
 from ._kubernetes_manifest import (
     NAME_LABEL,

@@ -18,11 +18,11 @@ YAMLS = sorted([*(REPOSITORY / "conf").rglob("*.yaml"), *(REPOSITORY / "sweeps")
 
 CODE = {
     "batch": "config",  # sizes only: code reads them from the schema
-    "compiler": "neuron_environment.py",
+    "compiler": "engine/neuron",
     "evaluation": "evaluate",
     "hardware": "mfu.py",
     "optimizer": "optim",
-    "phase": "phase_steps.py",
+    "phase": "config/phase_steps.py",
     "schedule": "optim/lr_schedule.py",
 }
 """Code of the groups whose package has the name of a command or a term of the field."""

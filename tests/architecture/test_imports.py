@@ -14,14 +14,11 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 LAYERS = {
     "config": 0,
-    **dict.fromkeys(("storage", "parallelism", "phase_steps", "mfu", "training_state"), 1),
-    **dict.fromkeys(("launch_environment", "neuron_environment", "neuron_compile_cache"), 1),
-    "neuron_packages": 1,
-    **dict.fromkeys(("model", "precision", "optim", "data", "checkpoint", "tracking"), 2),
-    **dict.fromkeys(("plan", "study"), 2),
+    **dict.fromkeys(("storage", "parallelism", "mfu", "training_state", "launch_environment"), 1),
+    **dict.fromkeys(("model", "precision", "optim", "data", "checkpoint", "tracking", "study"), 2),
     "engine": 3,
     **dict.fromkeys(("prepare", "evaluate", "jobs", "report", "recovery", "doctor", "campaign"), 4),
-    **dict.fromkeys(("generate", "run_index", "serve", "tokenizer"), 4),
+    **dict.fromkeys(("inference", "plan", "run_index"), 4),
     **dict.fromkeys(("__main__", "train", "average", "export", "precompile", "cluster", "api"), 5),
 }
 ENTRIES = {name for name, layer in LAYERS.items() if layer == 5}
@@ -44,9 +41,9 @@ FENCES = {
     "wandb_workspaces": {"tracking"},
     "tensorboard": {"tracking"},
     "matplotlib": {"report"},
-    "jinja2": {"evaluate", "report", "serve"},
-    "starlette": {"serve"},
-    "uvicorn": {"serve"},
+    "jinja2": {"inference", "report"},
+    "starlette": {"inference"},
+    "uvicorn": {"inference"},
     "scipy": {"study"},
     "click": {"__main__"},
     "hydra": {"config", *ENTRIES},  # and every __main__
@@ -56,7 +53,7 @@ FENCES = {
     "yaml": {"config"},
     "lm_eval": {"evaluate"},
     "datasets": {"evaluate"},
-    "tqdm": {"data", "storage", "tracking", "evaluate"},
+    "tqdm": {"data", "prepare", "storage", "tracking", "evaluate"},
 }
 SPECS = re.compile(r".*_spec|model\.families(\..*)?|model\.computation_settings")
 """Modules of `model` without torch, which configuration and planner use. They have the layer of

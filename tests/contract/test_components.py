@@ -7,7 +7,7 @@ import torch
 from hlat.config.resolve import resolve_config
 from hlat.config.run import Config
 from hlat.engine.native.native_engine import NativeEngine
-from hlat.evaluate.inference_model import InferenceModel
+from hlat.inference.inference_model import InferenceModel
 from tests.distributed import checks
 from tests.support.model_components import COMPONENTS
 

@@ -8,8 +8,8 @@ import pytest
 from hlat.config.config_errors import ConfigError
 from hlat.config.run import Config
 from hlat.engine.native.native_engine import NativeEngine
-from hlat.evaluate.decode_batch import DecodeSequence
-from hlat.evaluate.inference_model import InferenceModel
+from hlat.inference.decode_batch import DecodeSequence
+from hlat.inference.inference_model import InferenceModel
 from tests.distributed.checks import batches, layers, losses_after
 from tests.distributed.ranks import Ranks
 

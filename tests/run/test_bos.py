@@ -10,7 +10,7 @@ import pytest
 
 from hlat import export
 from hlat.data.tokenizer import EMBEDDED_EOS_TOKEN, Tokenizer
-from hlat.evaluate import model_source
+from hlat.inference import model_source
 from tests.run.conftest import BOS, BOS_ID, Runner, call_command
 
 MASKS = ("data.document_mask=true", "data.loss_mask=true")

@@ -149,11 +149,11 @@ def run_adapter(
 ) -> dict[str, list[Any]]:
     """Return the responses of the adapter for a model."""
     from hlat.engine.engine_factory import create_engine
-    from hlat.evaluate import model_source
-    from hlat.evaluate.inference_config import build_inference_config
-    from hlat.evaluate.inference_model import InferenceModel
     from hlat.evaluate.lm_eval_adapter import LMEvalAdapter
     from hlat.evaluate.rank0_scheduler import Rank0Scheduler
+    from hlat.inference import model_source
+    from hlat.inference.inference_config import build_inference_config
+    from hlat.inference.inference_model import InferenceModel
 
     one = model_source.find_model(str(folder))
     engine = create_engine(config := build_inference_config(one, arguments))
@@ -529,7 +529,7 @@ def problems(tmp_path) -> Path:
 
 @pytest.mark.slow
 def test_humaneval_samples_and_runs_the_code_after_consent(trained, problems, monkeypatch):
-    from hlat.evaluate.inference_model import InferenceModel
+    from hlat.inference.inference_model import InferenceModel
 
     generate = InferenceModel.generate
     short = lambda model, prompts, _, **options: generate(model, prompts, 24, **options)  # noqa: E731

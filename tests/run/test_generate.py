@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from hlat import export
-from hlat.evaluate import inference_config
-from hlat.generate import __main__ as generate
+from hlat.inference import generate, inference_config
 from tests.run.conftest import PYTHONPATH, CommandResult, Runner, call_command
 
 PROMPTS = ("def main(", "The", "été 木")

@@ -19,12 +19,13 @@ from lm_eval.models.huggingface import HFLM
 
 from hlat.config.config_errors import ConfigError
 from hlat.engine.engine_factory import create_engine
-from hlat.evaluate import evaluation_results, lm_eval_tasks, model_source
-from hlat.evaluate.chat_format import ChatFormat
-from hlat.evaluate.inference_config import build_inference_config
-from hlat.evaluate.inference_model import InferenceModel
+from hlat.evaluate import evaluation_results, lm_eval_tasks
 from hlat.evaluate.lm_eval_adapter import LMEvalAdapter, validate_generation_settings
 from hlat.evaluate.rank0_scheduler import Rank0Scheduler
+from hlat.inference import model_source
+from hlat.inference.chat_format import ChatFormat
+from hlat.inference.inference_config import build_inference_config
+from hlat.inference.inference_model import InferenceModel
 from tests.support.harness_items import write_random_model
 
 pytestmark = [

@@ -27,7 +27,7 @@ from hlat.config.config_errors import ConfigError
 from hlat.config.resolve import resolve_config
 from hlat.data import prompt_tokenizer
 from hlat.data.tokenizer import EMBEDDED_EOS_TOKEN, EMBEDDED_FILE, Tokenizer
-from hlat.evaluate import model_metadata
+from hlat.inference import model_metadata
 from hlat.report import __main__ as report
 
 STEP = "checkpoints/step_00000010"

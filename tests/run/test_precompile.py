@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from hlat import neuron_compile_cache, precompile
+from hlat import precompile
 from hlat.config import entry_point, frozen_config, resolve
 from hlat.engine import graph_extraction
+from hlat.engine.neuron import neuron_compile_cache
 from tests.run.conftest import PYTHONPATH
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent

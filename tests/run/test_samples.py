@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from hlat.generate import __main__ as generate
+from hlat.inference import generate
 from tests.run.conftest import Runner, call_command
 
 PROMPTS = r'evaluation.samples.prompts=["def main(", "<b>The", ""]'

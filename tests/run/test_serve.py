@@ -16,8 +16,7 @@ import httpx
 
 import hlat
 from hlat import export
-from hlat.generate import __main__ as generate
-from hlat.serve import __main__ as serve
+from hlat.inference import generate, serve
 from tests.run.conftest import PYTHONPATH, Runner, call_command
 from tests.unit.report.test_browser import CHROMIUM, Tab
 

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from hlat import neuron_compile_cache
+from hlat.engine.neuron import neuron_compile_cache
 from tests.run.conftest import REPOSITORY
 from tests.slurm.conftest import TWO_NODES
 

@@ -13,10 +13,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hlat import launch_environment, neuron_environment
+from hlat import launch_environment
 from hlat.config.config_errors import ConfigError, MissingDeviceError
 from hlat.config.engine_capabilities import validate_device
 from hlat.config.run import Config
+from hlat.engine.neuron import neuron_environment
 
 
 def set_environment(config: Config) -> None:

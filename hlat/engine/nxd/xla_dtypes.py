@@ -1,15 +1,15 @@
 """Torch dtypes that XLA maps to the dtypes of a recipe.
 
-With the oldest supported SDKs (hlat.neuron_environment) XLA changes dtypes: with XLA_DOWNCAST_BF16
+With the oldest supported SDKs (hlat/engine/neuron) XLA changes dtypes: with XLA_DOWNCAST_BF16
 torch's float32 is bf16 on the device and its float64 is fp32; with XLA_USE_BF16 both are bf16.
 Later SDKs use torch's dtypes.
 """
 
 import torch
 
-from hlat import neuron_environment
 from hlat.config.compiler import CompilerConfig
 from hlat.config.precision import Dtype, PrecisionConfig
+from hlat.engine.neuron import neuron_environment
 from hlat.precision.torch_dtypes import TORCH_DTYPES
 
 _DTYPES_BY_VARIABLE = {

@@ -12,7 +12,7 @@ from hlat.campaign.campaign_file import load_campaign
 from hlat.campaign.stage_expansion import ExpandedCampaign, expand_campaign
 from hlat.config.compose import compose_config
 from hlat.config.config_errors import ConfigError
-from hlat.evaluate import inference_config
+from hlat.inference import inference_config
 
 STAGES = """
 train: [checkpoint.milestone_tokens=20480]

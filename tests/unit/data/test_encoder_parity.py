@@ -17,7 +17,7 @@ from hlat.data import tokenizer as tokenizer_module
 from hlat.data.encoder_parity import TEXTS, validate_same_ids
 from hlat.data.token_encoders import FastEncoder, ReferenceEncoder, TokenEncoder
 from hlat.data.tokenizer import EMBEDDED_FILE, Tokenizer
-from hlat.data.train_tokenizer import SPLIT_PATTERN
+from hlat.prepare.embedded_tokenizer import SPLIT_PATTERN
 from tests.support import encoder_test_texts
 
 EOS = "<|end|>"

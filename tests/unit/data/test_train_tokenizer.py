@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from hlat.data import train_tokenizer
 from hlat.data.data_source import open_data_sources
 from hlat.data.tokenizer import Tokenizer
+from hlat.prepare import embedded_tokenizer as train_tokenizer
 
 
 @pytest.mark.xdist_group("embedded")

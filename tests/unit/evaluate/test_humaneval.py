@@ -15,8 +15,8 @@ from hlat.engine.engine_factory import create_engine
 from hlat.engine.interface import World
 from hlat.evaluate import humaneval, humaneval_rpc, sandbox
 from hlat.evaluate.humaneval import PASSED_EXIT_CODE, HumanEvalProblem, HumanEvalSettings
-from hlat.evaluate.inference_model import InferenceModel
 from hlat.evaluate.sandbox import ResourceLimits
+from hlat.inference.inference_model import InferenceModel
 
 pytestmark = pytest.mark.xdist_group("sandboxes")
 

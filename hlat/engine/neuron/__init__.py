@@ -1,0 +1,1 @@
+"""Environment, packages and compile cache of Trainium."""

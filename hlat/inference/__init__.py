@@ -1,0 +1,1 @@
+"""Inference: load a model, generate text, and serve it over HTTP."""

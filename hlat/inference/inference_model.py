@@ -1,0 +1,279 @@
+"""Log-probabilities of token sequences, and generation, on top of an engine.
+
+Sequences are sorted and batched here, and shared prefixes are computed once. Results depend on
+other requests, batches and the layout only through rounding; samples depend only on the seed, the
+sample id and the position.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hlat.engine.interface import DecodeState, Engine, World
+from hlat.inference.decode_batch import DecodeBatch, derive_random_bits
+from hlat.inference.prefix_tree import PrefixNode, ScoredSequence, TokenQuery, build_prefix_tree
+from hlat.parallelism.process_group import broadcast_object
+
+if TYPE_CHECKING:
+    from hlat.data.prompt_tokenizer import PromptTokenizer
+
+MAX_BATCH_TOKENS = 8192
+"""Tokens in the KV cache of a batch, unless a single sequence is longer."""
+_MAX_TRUNCATED_BYTES = 3
+_REPLACEMENT = "\ufffd"
+"""Character that a decoder returns for bytes of an incomplete character."""
+_ROOT_ROW = np.zeros(1, np.int64)
+
+
+class InferenceModel:
+    """Model of an engine for inference.
+
+    All ranks call each method with the same arguments and get the same result. Sequences are
+    sharded over data-parallel ranks.
+    """
+
+    def __init__(self, engine: Engine, max_batch_tokens: int = MAX_BATCH_TOKENS) -> None:
+        """Wrap an engine after `build`; each call uses its current weights."""
+        self._engine, self._max_batch_tokens = engine, max_batch_tokens
+
+    @property
+    def world(self) -> World:
+        """Ranks of the engine."""
+        return self._engine.world
+
+    def create_batch(self) -> DecodeBatch:
+        """Return an empty batch of sequences that join and leave it at any time."""
+        return DecodeBatch(self._engine)
+
+    def score(
+        self, requests: Sequence[tuple[Sequence[int], Sequence[int]]]
+    ) -> list[tuple[float, bool]]:
+        """Return the log-probability of each continuation, and True if it is the greedy one.
+
+        Args:
+            requests: Token ids of a context, at least one, and of its continuation.
+        """
+        sequences = _shard_sequences(_build_sequences(requests), self.world)
+        log_probs, is_greedy = np.zeros(len(requests)), np.ones(len(requests), np.bool)
+        if sequences:
+            roots = [(0, node) for node in build_prefix_tree(sequences)]
+            self._score_nodes(self._engine.create_decode_state(), roots, log_probs, is_greedy)
+        indices = {query.request for sequence in sequences for query in sequence.queries}
+        local_scores = [[i, (float(log_probs[i]), bool(is_greedy[i]))] for i in sorted(indices)]
+        scores = dict(self._gather_results(local_scores))
+        return [tuple(scores.get(i, (0.0, True))) for i in range(len(requests))]
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_new_tokens: int,
+        *,
+        is_finished: Callable[[list[int]], bool],
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        seed: int = 0,
+        sample_ids: Sequence[int] | None = None,
+    ) -> list[list[int]]:
+        """Return the generated token ids of each prompt, including the one that finished it.
+
+        Args:
+            prompts: Token ids, at least one each. Equal prompts are prefilled once.
+            max_new_tokens: Maximum number of generated tokens.
+            is_finished: Return True if a sequence with these generated tokens is complete.
+            temperature: Divisor of the logits; 0: greedy decoding.
+            top_p: Probability mass of nucleus sampling.
+            seed: Seed of the random bits.
+            sample_ids: Ids that select the random bits of each prompt; None: the index.
+        """
+        sample_ids = range(len(prompts)) if sample_ids is None else sample_ids
+        order = sorted(range(len(prompts)), key=lambda i: (len(prompts[i]), *prompts[i]))
+        sizes = {i: len(prompts[i]) + max_new_tokens for i in order}
+        shard = order[self.world.dp_rank :: self.world.dp_size]
+        local_results = []
+        for batch in _split_into_batches(shard, sizes, self._max_batch_tokens):
+            bits = [derive_random_bits(seed, sample_ids[i], max_new_tokens) for i in batch]
+            batch_prompts, sampling = [tuple(prompts[i]) for i in batch], (temperature, top_p)
+            ids = _generate_batch(
+                self._engine, batch_prompts, np.stack(bits), is_finished, *sampling
+            )
+            local_results += [[i, tokens] for i, tokens in zip(batch, ids, strict=True)]
+        generated = dict(self._gather_results(local_results))
+        return [generated[i] for i in range(len(prompts))]
+
+    def _score_nodes(
+        self,
+        parent: DecodeState,
+        nodes: list[tuple[int, PrefixNode]],
+        log_probs: NDArray[np.float64],
+        is_greedy: NDArray[np.bool],
+    ) -> None:
+        """Compute nodes and their children, each after the tokens of a row of `parent`."""
+        sizes = {i: len(node.tokens) + node.start for i, (_, node) in enumerate(nodes)}
+        order = sorted(sizes, key=lambda i: len(nodes[i][1].tokens))
+        for indices in _split_into_batches(order, sizes, self._max_batch_tokens):
+            batch = [nodes[i] for i in indices]
+            tokens, lengths = _pad_tokens([node.tokens for _, node in batch])
+            # Sequences that share no prefix need no KV cache
+            use_cache = any(node.start or node.children for _, node in batch)
+            capacity = tokens.shape[1] if use_cache else 0
+            state = parent.select(np.array([row for row, _ in batch]), capacity)
+            state.append(tokens, lengths)
+            _add_scores(state, [node for _, node in batch], log_probs, is_greedy)
+            children = [(i, child) for i, (_, node) in enumerate(batch) for child in node.children]
+            if children:
+                self._score_nodes(state, children, log_probs, is_greedy)
+
+    def _gather_results(self, local_results: list[Any]) -> list[Any]:
+        """Return the results of all replicas on all ranks."""
+        group, world_group = self.world.model_parallel_group, self.world.world_group
+        is_first = group is None or group.is_rank0
+        gathered = world_group.gather_object(local_results if is_first else [])
+        return [result for shard in broadcast_object(world_group, gathered) for result in shard]
+
+
+def build_stop_check(
+    tokenizer: "PromptTokenizer", stop_sequences: Sequence[str]
+) -> Callable[[list[int]], bool]:
+    """Return the `is_finished` of generation up to a stop sequence or the end of the document.
+
+    A stop sequence may be the name of a special token.
+    """
+    # A token has at least one byte, except one that only spells a prepended space
+    num_bytes = max((len(stop.encode()) for stop in stop_sequences), default=0)
+    num_tail_tokens = num_bytes + 1 + _MAX_TRUNCATED_BYTES
+
+    def is_finished(ids: list[int]) -> bool:
+        if ids[-1] in tokenizer.end_token_ids:
+            return True
+        # The tail may start inside of a character, for which a byte-fallback decoder replaces all
+        # bytes up to the next token that spells no byte
+        for start in range(-num_tail_tokens, _MAX_TRUNCATED_BYTES - num_tail_tokens + 1):
+            text = tokenizer.decode(ids[start:], skip_special_tokens=False)
+            if any(stop in text for stop in stop_sequences):
+                return True
+            if _REPLACEMENT not in text:
+                return False
+        return False
+
+    return is_finished
+
+
+def _add_scores(
+    state: DecodeState,
+    nodes: list[PrefixNode],
+    log_probs: NDArray[np.float64],
+    is_greedy: NDArray[np.bool],
+) -> None:
+    """Accumulate the log-probabilities that the queries of appended nodes request."""
+    queries = [
+        (query.request, row, query.position - node.start, query.token)
+        for row, node in enumerate(nodes)
+        for query in node.queries
+    ]
+    if not queries:
+        return
+    requests, rows, positions, tokens = np.array(queries, np.int64).T
+    token_log_probs, greedy_tokens = state.compute_log_probs(rows, positions, tokens)
+    np.add.at(log_probs, requests, token_log_probs)
+    np.logical_and.at(is_greedy, requests, greedy_tokens == tokens)
+
+
+def _generate_batch(
+    engine: Engine,
+    prompts: list[tuple[int, ...]],
+    random_bits: NDArray[np.int64],
+    is_finished: Callable[[list[int]], bool],
+    temperature: float,
+    top_p: float,
+) -> list[list[int]]:
+    """Generate until all sequences are finished or have the length of `random_bits`, [n, s]."""
+    unique, max_new_tokens = sorted(set(prompts)), random_bits.shape[1]
+    tokens, lengths = _pad_tokens(unique)
+    state = engine.create_decode_state().select(_ROOT_ROW.repeat(len(unique)), tokens.shape[1])
+    state.append(tokens, lengths)
+    rows = np.array([unique.index(prompt) for prompt in prompts])
+    generated: list[list[int]] = [[] for _ in prompts]
+    cached = active = np.arange(len(prompts))
+    for position in range(1, max_new_tokens + 1):
+        sampled = state.sample(
+            rows,
+            random_bits[active, position - 1],
+            np.full(len(rows), temperature),
+            np.full(len(rows), top_p),
+        )
+        for i, token in zip(active.tolist(), sampled.tolist(), strict=True):
+            generated[i].append(token)
+        is_active = [not is_finished(generated[i]) for i in active]
+        active, sampled = active[is_active], sampled[is_active]
+        if not len(active) or position == max_new_tokens:
+            break
+        if position == 1:
+            state = state.select(rows, max_new_tokens)
+        if 2 * len(active) <= len(cached):  # drop the cache of finished sequences
+            state = state.select(np.searchsorted(cached, active), max_new_tokens - position)
+            cached = active
+        rows = np.searchsorted(cached, active)
+        tokens = np.zeros((len(cached), 1), np.int32)
+        tokens[rows, 0] = sampled
+        state.append(tokens, np.ones(len(cached), np.int64))
+    return generated
+
+
+def _build_sequences(
+    requests: Sequence[tuple[Sequence[int], Sequence[int]]],
+) -> list[ScoredSequence]:
+    """Return the sorted unique sequences; raise ValueError if a context is empty."""
+    sequences: dict[tuple[int, ...], ScoredSequence] = {}
+    for request, (context, continuation) in enumerate(requests):
+        if not len(context):
+            raise ValueError(
+                f"request {request} has no context, and the first token of a sequence has no "
+                "probability; give the end-of-document token"
+            )
+        if not len(continuation):
+            continue
+        tokens = (*context, *continuation[:-1])
+        first = len(context) - 1
+        sequences.setdefault(tokens, ScoredSequence(tokens)).queries.extend(
+            TokenQuery(request, first + i, token) for i, token in enumerate(continuation)
+        )
+    return [sequences[tokens] for tokens in sorted(sequences)]
+
+
+def _shard_sequences(sequences: list[ScoredSequence], world: World) -> list[ScoredSequence]:
+    """Return this rank's consecutive sequences, balanced by the number of tokens."""
+    rank, size = world.dp_rank, world.dp_size
+    if size == 1 or not sequences:
+        return sequences
+    ends = np.cumsum([len(sequence.tokens) for sequence in sequences])
+    start, end = np.searchsorted(ends, [ends[-1] * rank / size, ends[-1] * (rank + 1) / size])
+    return sequences[start : len(sequences) if rank == size - 1 else end]
+
+
+def _split_into_batches(
+    order: Sequence[int], sizes: dict[int, int], max_size: int
+) -> Iterator[list[int]]:
+    """Yield batches with length times largest size at most `max_size`."""
+    batch: list[int] = []
+    largest = 0
+    for i in order:
+        largest = max(largest, sizes[i])
+        if batch and (len(batch) + 1) * largest > max_size:
+            yield batch
+            batch, largest = [], sizes[i]
+        batch.append(i)
+    if batch:
+        yield batch
+
+
+def _pad_tokens(
+    sequences: Sequence[tuple[int, ...]],
+) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """Return token ids padded with zeros, [n, s], and the lengths, [n]."""
+    lengths = np.array([len(sequence) for sequence in sequences], np.int64)
+    tokens = np.zeros((len(sequences), lengths.max()), np.int32)
+    for row, sequence in zip(tokens, sequences, strict=True):
+        row[: len(sequence)] = sequence
+    return tokens, lengths
