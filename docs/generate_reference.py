@@ -98,7 +98,7 @@ PUBLIC_MODULES = {
         "hlat.tracking.tracker",
         "hlat.tracking.metric_logger",
         "hlat.tracking.summary_metrics",
-        "hlat.report.run_record",
+        "hlat.study.run_record",
     ),
 }
 """Modules whose public functions and classes are documented."""

@@ -40,7 +40,7 @@ _SECTIONS = {
     },
     "After a run": {
         "report": _CommandSpec("hlat.report", "Write the report page; compare runs."),
-        "runs": _CommandSpec("hlat.run_index", "List, filter, compare and export runs."),
+        "runs": _CommandSpec("hlat.study", "List, filter, compare and export runs."),
         "generate": _CommandSpec(
             "hlat.inference.generate", "Continue a prompt with a model, or chat.", True
         ),

@@ -18,7 +18,7 @@ from hlat.config import recorded_config
 from hlat.config.config_errors import ConfigError
 from hlat.config.run import Config
 from hlat.inference.sampling_settings import SamplingSettings
-from hlat.report.run_record import RunRecord, load_run_record
+from hlat.study.run_record import RunRecord, load_run_record
 from hlat.tracking.summary_metrics import compute_summary_metrics
 
 if TYPE_CHECKING:
@@ -44,9 +44,9 @@ def runs(root: str | PathLike[str] = "runs", where: str | None = None) -> pa.Tab
     Raises:
         ConfigError: The root does not exist, or the filter is invalid.
     """
-    from hlat.run_index.index_file import load_run_list
-    from hlat.run_index.run_filter import filter_runs
-    from hlat.run_index.run_table import build_run_table
+    from hlat.study.index_file import load_run_list
+    from hlat.study.run_filter import filter_runs
+    from hlat.study.run_table import build_run_table
 
     run_list = load_run_list(Path(root))
     return build_run_table(run_list if where is None else filter_runs(run_list, where))

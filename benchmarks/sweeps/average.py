@@ -18,7 +18,7 @@ from benchmarks.sweeps.plot import in_markdown, points_of, spread
 from hlat.config.compose import compose_config
 from hlat.config.resolve import resolve_config
 from hlat.engine.engine_factory import create_engine
-from hlat.report.run_record import get_numbers, load_run_record
+from hlat.study.run_record import get_numbers, load_run_record
 
 HERE = Path(__file__).resolve().parent
 STUDY = "averaging"

@@ -4,14 +4,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from hlat.campaign.campaign_page import GraphNode, write_campaign_page
 from hlat.campaign.campaign_state import CampaignLog, StageState, StageStatus, load_statuses
 from hlat.campaign.campaign_table import format_after, format_statuses
 from hlat.campaign.stage_job import StageJob, load_jobs
 from hlat.config.config_errors import ConfigError
 from hlat.evaluate.evaluation_results import load_evaluated_models
-from hlat.report.campaign_page import GraphNode, write_campaign_page
 from hlat.report.report_templates import render_text
-from hlat.report.text_format import format_timestamp
+from hlat.tracking.text_format import format_timestamp
 
 _STATE_ORDER = (
     *(StageState.failed, StageState.interrupted, StageState.running, StageState.submitted),

@@ -6,7 +6,7 @@ from typing import Any
 from hlat.campaign.campaign_cost import StageCost, sum_known
 from hlat.campaign.campaign_state import StageStatus
 from hlat.campaign.stage_job import StageJob
-from hlat.report.text_format import UNKNOWN, format_count, format_table, format_usd
+from hlat.tracking.text_format import UNKNOWN, format_count, format_table, format_usd
 
 _STATUS_HEADINGS = ("stage", "state", "job", "after", "detail")
 _COST_HEADINGS = ("stage", "kind", "after", "jobs", "nodes", "steps", "hours", "price")

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hlat.campaign.campaign_file import Campaign, Stage
+from hlat.campaign.campaign_page import PAGE_NAME
 from hlat.campaign.stage_job import StageJob, compute_digest
 from hlat.checkpoint.checkpoint_directory import format_step_name, parse_step
 from hlat.config.compose import compose_config
@@ -25,7 +26,6 @@ from hlat.inference.inference_config import build_inference_config
 from hlat.inference.model_metadata import ModelMetadata
 from hlat.jobs.command_job import build_job_dir
 from hlat.plan.feasibility import validate_feasibility
-from hlat.report.campaign_page import PAGE_NAME
 from hlat.tracking.run_directory import EVALUATIONS_DIR
 from hlat.training_state import (
     build_last_state,

@@ -16,10 +16,10 @@ from hlat.config.config_errors import ConfigError
 from hlat.config.redaction import redact_text
 from hlat.evaluate.paper_tasks import AVERAGE, COLUMNS, TaskSpec, compute_average, compute_scores
 from hlat.inference.model_source import ModelSource
-from hlat.report.text_format import is_proportion
 from hlat.storage import durable_files
 from hlat.tracking.row_validation import is_finite_number
 from hlat.tracking.run_directory import EVALUATIONS_DIR, validate_no_symlinks
+from hlat.tracking.text_format import is_proportion
 
 ScoreRow = dict[str, Any]
 TaskResult = dict[str, Any]

@@ -13,9 +13,9 @@ from hlat.jobs.command_job import COMMANDS_DIR
 from hlat.jobs.score_files import load_all_scores
 from hlat.jobs.slurm_commands import JobState
 from hlat.jobs.submission import SubmissionDir, find_latest_submission
-from hlat.report.text_format import format_table
 from hlat.tracking.jsonl_log import open_events_log, open_metrics_log
 from hlat.tracking.run_directory import EVALUATIONS_DIR
+from hlat.tracking.text_format import format_table
 
 ACTIVE_STATES = {
     *("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED"),

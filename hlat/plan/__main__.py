@@ -131,7 +131,7 @@ def _is_sweep(overrides: Sequence[str]) -> bool:
 
 def _plan_study(arguments: argparse.Namespace) -> ExitCode:
     """Print runs, cost and power of a study; fail if it exceeds its budget."""
-    from hlat.run_index import study_forecast
+    from hlat.plan import study_forecast
 
     if arguments.search or arguments.figure is not None:
         raise ConfigError("search= and figure= plan one run; remove them, or the sweep")
@@ -303,7 +303,7 @@ def _run_cost(argv: Sequence[str]) -> int:
     """Print the cost of tokens over numbers of nodes."""
     from hlat.plan import token_cost
     from hlat.report import cost_figure
-    from hlat.report.text_format import format_table
+    from hlat.tracking.text_format import format_table
 
     parser = CommandLineParser(
         "plan cost", "Print the cost per 4 million tokens over numbers of nodes.", _COST_EXAMPLES

@@ -90,7 +90,7 @@ def _run(arguments: argparse.Namespace) -> int:
         return _serve(directories, arguments.serve)
     else:
         from hlat.campaign.stage_job import is_campaign_dir
-        from hlat.report.run_record import is_run_dir  # drawing is slow to import; --help is not
+        from hlat.study.run_record import is_run_dir
 
         first, *others = directories
         is_one_run = not others and (is_run_dir(first) or not first.is_dir())
@@ -168,7 +168,7 @@ def _write_items(sources: Sequence[Path], output_dir: Path | None) -> str:
 def _write_report(run_dir: Path) -> list[str]:
     from hlat.report.goodput_section import format_goodput_summary
     from hlat.report.report_writer import write_report
-    from hlat.report.run_record import load_run_record
+    from hlat.study.run_record import load_run_record
 
     record = load_run_record(run_dir)
     page = str(write_report(run_dir, record))
@@ -178,10 +178,10 @@ def _write_report(run_dir: Path) -> list[str]:
 def _compare_runs(
     directories: Sequence[Path], output_dir: Path | None, project: str | None
 ) -> list[str]:
-    from hlat.report import run_comparison
     from hlat.report.report_writer import write_comparison
-    from hlat.report.study_result import build_study_report, build_study_result, format_study
-    from hlat.report.text_format import format_table
+    from hlat.study import run_comparison
+    from hlat.study.study_result import build_study_report, build_study_result, format_study
+    from hlat.tracking.text_format import format_table
 
     if output_dir is not None and output_dir.suffix == ".html":
         raise ConfigError(
@@ -221,7 +221,7 @@ def _compare_runs(
 
 def _choose_output(directories: Sequence[Path]) -> Path:
     """Return the only directory, or the one that contains the first run or sweep."""
-    from hlat.report.run_record import is_run_dir
+    from hlat.study.run_record import is_run_dir
     from hlat.tracking.sweep_log import is_sweep_dir
 
     first, *others = directories

@@ -13,7 +13,7 @@ from hlat.config.config_errors import ConfigError
 from hlat.plan import failure_model
 from hlat.plan.failure_model import FailureScenario
 from hlat.report.figures import MUTED, SERIES, ReportFigure
-from hlat.report.text_format import format_duration
+from hlat.tracking.text_format import format_duration
 
 _TICK_LABELS = {
     count * seconds: f"{count} {unit}"

@@ -8,14 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from hlat.report.figures import METRIC_PANELS, Panel, has_values
-from hlat.report.metric_curves import (
+from hlat.study.metric_curves import (
     Curve,
     build_band_curve,
     build_heldout_curves,
     build_metric_curve,
 )
-from hlat.report.run_comparison import find_config_differences, group_seeds
-from hlat.report.run_record import RunRecord
+from hlat.study.run_comparison import find_config_differences, group_seeds
+from hlat.study.run_record import RunRecord
 from hlat.tracking.setting_labels import format_settings, is_generated_name
 
 _MAX_LABEL_LENGTH = 48

@@ -12,8 +12,8 @@ from hlat.config.recorded_config import parse_run_config
 from hlat.mfu import compute_cost_per_4m_tokens
 from hlat.plan.token_cost import TokenCost
 from hlat.report.figures import FIGURE_SIZE, ReportFigure, get_line_style
-from hlat.report.run_record import RunRecord
-from hlat.report.text_format import UNKNOWN, format_percent
+from hlat.study.run_record import RunRecord
+from hlat.tracking.text_format import UNKNOWN, format_percent
 
 TITLE = "Cost per 4 million tokens"
 _LOG_SCALE_RATIO = 4

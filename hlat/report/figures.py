@@ -22,7 +22,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 
-from hlat.report.metric_curves import (
+from hlat.report.robust_range import compute_robust_range
+from hlat.study.metric_curves import (
     Curve,
     build_data_wait_curve,
     build_heldout_curves,
@@ -32,9 +33,8 @@ from hlat.report.metric_curves import (
     downsample_min_max,
     locate_marks,
 )
-from hlat.report.robust_range import compute_robust_range
-from hlat.report.run_record import RunRecord
-from hlat.report.text_format import format_count, format_short
+from hlat.study.run_record import RunRecord
+from hlat.tracking.text_format import format_count, format_short
 
 _PALETTE = {
     "paper": ("#ffffff", "#14171a"),

@@ -11,9 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from hlat.recovery.goodput import TIME_CATEGORIES, AttemptTime, TimeLedger
 from hlat.report.figures import FIGURE_SIZE, INK, MUTED, PAPER, SERIES, ReportFigure
-from hlat.report.text_format import (
+from hlat.tracking.goodput import TIME_CATEGORIES, AttemptTime, TimeLedger
+from hlat.tracking.text_format import (
     UNKNOWN,
     format_decimal,
     format_duration,

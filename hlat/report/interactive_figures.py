@@ -19,15 +19,15 @@ from hlat.report.figures import (
     Panel,
     get_curve_style,
 )
-from hlat.report.metric_curves import (
+from hlat.study.metric_curves import (
     Curve,
     compute_max_points,
     downsample_mean,
     downsample_min_max,
     locate_marks,
 )
-from hlat.report.run_record import RunRecord
-from hlat.report.text_format import format_count, format_short
+from hlat.study.run_record import RunRecord
+from hlat.tracking.text_format import format_count, format_short
 
 
 def _read_script(name: str) -> str:

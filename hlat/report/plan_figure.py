@@ -15,8 +15,8 @@ from hlat.plan.memory_estimate import MemoryEstimate, estimate_memory
 from hlat.plan.step_time import StepTime, predict_step_time
 from hlat.report.figures import INK, MUTED, SERIES, ReportFigure
 from hlat.report.plan_text import MEMORY_LABELS, TIME_LABELS
-from hlat.report.run_record import RunRecord
-from hlat.report.text_format import format_percent, format_short
+from hlat.study.run_record import RunRecord
+from hlat.tracking.text_format import format_percent, format_short
 
 FIGURE_NAME = "plan"
 """File name without extension."""

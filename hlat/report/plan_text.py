@@ -13,7 +13,7 @@ from hlat.plan.hardware_efficiency import EFFICIENCIES, get_planned_engine
 from hlat.plan.layout_search import LayoutCandidate
 from hlat.plan.memory_estimate import MemoryEstimate, get_device_memory_bytes
 from hlat.report.report_templates import render_text
-from hlat.report.text_format import format_count, format_gib
+from hlat.tracking.text_format import format_count, format_gib
 
 MEMORY_LABELS = {
     "weights": "weights",

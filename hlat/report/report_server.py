@@ -14,7 +14,7 @@ from typing import Any
 from hlat.config.config_errors import ConfigError
 from hlat.report.interactive_figures import CONTENT_SECURITY_POLICY
 from hlat.report.report_writer import render_report
-from hlat.report.run_record import get_run_version, load_run_record
+from hlat.study.run_record import get_run_version, load_run_record
 
 HOST = "127.0.0.1"
 """The loopback interface: the configuration of a run may be confidential."""

@@ -18,12 +18,9 @@ from hlat.report import (
     cost_figure,
     goodput_section,
     plan_figure,
-    run_comparison,
     run_header,
     spike_figure,
     study_figures,
-    study_result,
-    summary_tables,
 )
 from hlat.report.figures import (
     ReportFigure,
@@ -32,10 +29,11 @@ from hlat.report.figures import (
     format_mark_legend,
 )
 from hlat.report.report_templates import render_page
-from hlat.report.run_record import RunRecord, load_run_record
-from hlat.report.text_format import UNKNOWN, format_value
 from hlat.storage.durable_files import replace_file
+from hlat.study import run_comparison, study_result, summary_tables
+from hlat.study.run_record import RunRecord, load_run_record
 from hlat.tracking.run_directory import validate_no_symlinks
+from hlat.tracking.text_format import UNKNOWN, format_value
 
 _MAX_UNBROKEN = 24
 """Characters of a cell that is not broken into lines."""

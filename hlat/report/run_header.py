@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from hlat.config.run import Config
 from hlat.model.decoder_spec import count_parameters
-from hlat.report.run_record import RunRecord
-from hlat.report.text_format import format_count, format_short
+from hlat.study.run_record import RunRecord
+from hlat.tracking.text_format import format_count, format_short
 
 _MAX_VALUES = 4
 """Maximum number of different values that a comparison lists."""

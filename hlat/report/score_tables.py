@@ -17,8 +17,6 @@ import numpy as np
 from hlat.report import evaluation_items
 from hlat.report.evaluation_items import ItemKey, ScoreRow
 from hlat.report.report_templates import render_page
-from hlat.report.study_result import format_p_value
-from hlat.report.text_format import UNKNOWN, format_markdown_table, format_table, is_proportion
 from hlat.storage.durable_files import replace_file
 from hlat.study.paired_test import (
     PairedDifference,
@@ -27,6 +25,8 @@ from hlat.study.paired_test import (
     compare_paired,
     compute_mcnemar_p_value,
 )
+from hlat.study.study_result import format_p_value
+from hlat.tracking.text_format import UNKNOWN, format_markdown_table, format_table, is_proportion
 
 SUFFIXES = (".csv", ".md", ".html")
 """Formats of a file of tables."""

@@ -11,9 +11,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from hlat.report.figures import FIGURE_SIZE, SERIES, ReportFigure
-from hlat.report.run_record import RunRecord, get_number
-from hlat.report.text_format import format_count, format_percent
+from hlat.study.run_record import RunRecord, get_number
 from hlat.tracking.lost_work import exclude_rolled_back_events
+from hlat.tracking.text_format import format_count, format_percent
 
 _CAPTION = "Spike: the gradient norm exceeds its running average by recovery.spike_margin."
 

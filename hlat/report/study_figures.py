@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from hlat.config.study import Direction
 from hlat.report.figures import FIGURE_SIZE, INK, MUTED, SERIES, ReportFigure, get_line_style
-from hlat.report.metric_curves import Curve, build_metric_curve, downsample_mean
-from hlat.report.run_record import RunRecord
-from hlat.report.study_result import StudyResult, format_interval, format_metric
-from hlat.report.text_format import format_short
+from hlat.study.metric_curves import Curve, build_metric_curve, downsample_mean
 from hlat.study.paired_test import compute_mean_interval
+from hlat.study.run_record import RunRecord
 from hlat.study.study_analysis import Comparison, Point, Verdict, format_point
+from hlat.study.study_result import StudyResult, format_interval, format_metric
+from hlat.tracking.text_format import format_short
 
 _MARKERS = {Verdict.better: "o", Verdict.worse: "o", Verdict.equal: "s", Verdict.undecided: "o"}
 _MAX_LABEL = 44

@@ -1,1 +1,1 @@
-"""Statistics of studies: comparisons paired by seed, power, and sequential tests."""
+"""Studies: index and comparison of runs, paired tests, power, sequential tests, verdicts."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hlat.config.config_errors import ExitCode, escape_control_characters
-from hlat.report.text_format import format_duration
+from hlat.tracking.text_format import format_duration
 from hlat.training_state import compute_total_steps
 
 from .._sweep_points import SweepPoint, format_swept

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 from hlat.config.config_errors import ConfigError
-from hlat.report.run_comparison import load_run_records
-from hlat.report.run_record import is_run_dir
-from hlat.report.study_result import build_study_result
+from hlat.study.run_comparison import load_run_records
+from hlat.study.run_record import is_run_dir
 from hlat.study.study_analysis import Verdict
+from hlat.study.study_result import build_study_result
 
 from ._core_budget import ResourceRequest
 from ._process_pool import ProcessPool

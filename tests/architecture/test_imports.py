@@ -15,10 +15,10 @@ REPOSITORY = Path(__file__).resolve().parent.parent.parent
 LAYERS = {
     "config": 0,
     **dict.fromkeys(("storage", "parallelism", "mfu", "training_state", "launch_environment"), 1),
-    **dict.fromkeys(("model", "precision", "optim", "data", "checkpoint", "tracking", "study"), 2),
-    "engine": 3,
+    **dict.fromkeys(("model", "precision", "optim", "data", "checkpoint", "tracking"), 2),
+    **dict.fromkeys(("engine", "study"), 3),
     **dict.fromkeys(("prepare", "evaluate", "jobs", "report", "recovery", "doctor", "campaign"), 4),
-    **dict.fromkeys(("inference", "plan", "run_index"), 4),
+    **dict.fromkeys(("inference", "plan"), 4),
     **dict.fromkeys(("__main__", "train", "average", "export", "precompile", "cluster", "api"), 5),
 }
 ENTRIES = {name for name, layer in LAYERS.items() if layer == 5}
@@ -30,7 +30,7 @@ FENCES = {
     "torch_xla": {"engine.nxd"},
     "neuronx_distributed": {"engine.nxd"},
     "fsspec": {"prepare", "storage"},
-    "pyarrow": {"api", "data", "prepare", "run_index"},
+    "pyarrow": {"api", "data", "prepare", "study"},
     "tokenizers": {"data", "prepare"},
     "gigatoken": {"data"},
     "datasketch": {"prepare"},
@@ -48,7 +48,7 @@ FENCES = {
     "click": {"__main__"},
     "hydra": {"config", *ENTRIES},  # and every __main__
     "omegaconf": {"config", *ENTRIES},
-    "orjson": {"report", "run_index"},
+    "orjson": {"report", "study"},
     "psutil": {"recovery", "tracking"},
     "yaml": {"config"},
     "lm_eval": {"evaluate"},

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import spread
-from hlat.recovery.goodput import TimeLedger
-from hlat.report.run_record import load_run_record
+from hlat.study.run_record import load_run_record
+from hlat.tracking.goodput import TimeLedger
 from tests.faults.trials import (
     REPOSITORY,
     SUPERVISED,

@@ -15,11 +15,12 @@ from hlat.config.run import Config
 from hlat.evaluate import evaluation_results, humaneval
 from hlat.parallelism.process_group import SingleProcessGroup
 from hlat.recovery.resume import load_skipped_batches
-from hlat.report import evaluation_items, run_comparison, score_tables
+from hlat.report import evaluation_items, score_tables
 from hlat.report.figures import ReportFigure
 from hlat.report.report_writer import render_report
-from hlat.report.run_record import load_run_record
-from hlat.run_index.index_file import INDEX_NAME, load_run_list
+from hlat.study import run_comparison
+from hlat.study.index_file import INDEX_NAME, load_run_list
+from hlat.study.run_record import load_run_record
 from hlat.tracking import sweep_log
 from hlat.tracking.tracker import Tracker
 from tests.fuzz.data_targets import serialize_rows

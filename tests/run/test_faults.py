@@ -14,7 +14,7 @@ from hlat.engine.native.native_engine import NativeEngine
 from hlat.evaluate import heldout_evaluation
 from hlat.recovery.checkpointer import Checkpointer
 from hlat.recovery.step_watchdog import StepWatchdog
-from hlat.report.run_record import load_run_record
+from hlat.study.run_record import load_run_record
 from tests.run.test_processes import broken, inject
 
 SUPERVISED = ("recovery.max_restarts=9", "recovery.max_same_failures=5")

@@ -5,11 +5,11 @@ import time
 
 import pytest
 
-from hlat.report.run_record import load_run_record
+from hlat.study.run_record import load_run_record
 from tests.run.conftest import Runner
 from tests.run.test_processes import inject
 
-# tests/unit/recovery/test_goodput.py computes the ledger of written events
+# tests/unit/tracking/test_goodput.py computes the ledger of written events
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("goodput")]
 
 PAUSE = 0.5

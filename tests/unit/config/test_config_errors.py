@@ -3,8 +3,8 @@
 import pytest
 
 from hlat.config.config_errors import ConfigError
-from hlat.report.text_format import format_table
 from hlat.storage.progress_bar import print_line
+from hlat.tracking.text_format import format_table
 
 FOREIGN = "\x1b]0;title\x07\x1b[2J\r\x9b1A\u202eevil\ud800 é 漢"
 ESCAPED = r"\x1b]0;title\x07\x1b[2J\r\x9b1A\u202eevil\ud800 é 漢"

@@ -16,7 +16,7 @@ from hlat.plan.memory_estimate import estimate_memory
 from hlat.plan.step_time import predict_step_time
 from hlat.report import plan_figure
 from hlat.report.report_writer import write_report
-from hlat.report.run_record import RunRecord
+from hlat.study.run_record import RunRecord
 
 TRN1 = ("model=7b", "hardware=trn1_32xl", "hardware.nodes=4", "engine=nxd", "compiler=neuron_2_28")
 

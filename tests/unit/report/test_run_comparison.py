@@ -11,9 +11,10 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from hlat.report import __main__ as report
-from hlat.report import comparison_curves, run_comparison
+from hlat.report import comparison_curves
 from hlat.report.comparison_curves import label_runs
-from hlat.report.run_record import load_run_record
+from hlat.study import run_comparison
+from hlat.study.run_record import load_run_record
 from hlat.tracking import sweep_log as record
 
 CONFIG = """

@@ -12,18 +12,18 @@ import pytest
 
 from hlat.config.study import StudyConfig
 from hlat.report import __main__ as report
-from hlat.report.run_comparison import load_run_records
 from hlat.report.study_figures import build_study_figures
-from hlat.report.study_result import (
+from hlat.study.paired_test import PointRuns
+from hlat.study.run_comparison import load_run_records
+from hlat.study.sequential_test import compute_sequential_p_value
+from hlat.study.study_analysis import Verdict
+from hlat.study.study_result import (
     StudyPoint,
     StudyResult,
     build_effect_table,
     build_point_table,
     build_study_result,
 )
-from hlat.study.paired_test import PointRuns
-from hlat.study.sequential_test import compute_sequential_p_value
-from hlat.study.study_analysis import Verdict
 from hlat.tracking import sweep_log
 
 WriteRun = Callable[..., None]

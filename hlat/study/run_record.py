@@ -22,7 +22,7 @@ from hlat.config.recorded_config import load_flat_settings, parse_run_config
 from hlat.config.redaction import record_expressions, redact_text
 from hlat.config.run import Config
 from hlat.model.decoder_spec import compute_flops_per_token
-from hlat.recovery import goodput
+from hlat.tracking import goodput
 from hlat.tracking.row_validation import has_valid_event_fields
 
 Row = dict[str, Any]

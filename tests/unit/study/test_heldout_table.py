@@ -1,7 +1,7 @@
 """Table of held-out results of a run page."""
 
-from hlat.report.run_record import RunRecord
-from hlat.report.summary_tables import HELDOUT_HEADERS, build_event_tables, build_heldout_table
+from hlat.study.run_record import RunRecord
+from hlat.study.summary_tables import HELDOUT_HEADERS, build_event_tables, build_heldout_table
 
 
 def _row(step: int, code: float, news: float, **fields: object) -> dict[str, object]:

@@ -12,15 +12,15 @@ from numpy.typing import NDArray
 
 from hlat.config.config_errors import ConfigError
 from hlat.config.study import Direction, StudyConfig
-from hlat.report.heldout_clusters import HELDOUT_METRIC, compute_influences, find_text_problem
-from hlat.report.run_comparison import find_differing_settings
-from hlat.report.run_record import load_run_record
-from hlat.report.study_result import SEED_KEY, StudyPoint, StudyResult, find_unused_seed
-from hlat.report.text_format import format_setting
-from hlat.run_index.index_file import RunList
-from hlat.run_index.run_row import RunRow, get_value_order
+from hlat.study.heldout_clusters import HELDOUT_METRIC, compute_influences, find_text_problem
+from hlat.study.index_file import RunList
 from hlat.study.paired_test import PointRuns
+from hlat.study.run_comparison import find_differing_settings
+from hlat.study.run_record import load_run_record
+from hlat.study.run_row import RunRow, get_value_order
 from hlat.study.study_analysis import Point, analyze_study
+from hlat.study.study_result import SEED_KEY, StudyPoint, StudyResult, find_unused_seed
+from hlat.tracking.text_format import format_setting
 
 _DEFAULT_METRIC = "final_loss"
 """Metric if no run has the metric of its study."""

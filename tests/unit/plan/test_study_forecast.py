@@ -12,9 +12,9 @@ from hlat.config.resolve import resolve_config
 from hlat.config.run import Config
 from hlat.config.sweep_axes import is_sweep, load_sweep_axes
 from hlat.plan.__main__ import main
-from hlat.report.text_format import format_short
-from hlat.run_index.study_forecast import forecast_study, format_forecast
+from hlat.plan.study_forecast import forecast_study, format_forecast
 from hlat.study.power import compute_detectable_difference
+from hlat.tracking.text_format import format_short
 
 
 def test_axes_are_those_of_study_and_command_line() -> None:

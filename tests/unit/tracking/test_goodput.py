@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from hlat.recovery.goodput import METRIC_COLUMNS, TIME_CATEGORIES, build_time_ledger
 from hlat.tracking import lost_work
+from hlat.tracking.goodput import METRIC_COLUMNS, TIME_CATEGORIES, build_time_ledger
 
 START = 1_763_654_400.0
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hlat.report.run_record import load_run_record
+from hlat.study.run_record import load_run_record
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,8 @@ from hlat.plan.study_plan import (
     plan_power,
     sum_costs,
 )
-from hlat.report.text_format import (
+from hlat.study.earlier_runs import EarlierRuns, summarize_earlier_runs
+from hlat.tracking.text_format import (
     UNKNOWN,
     format_duration,
     format_setting,
@@ -28,7 +29,6 @@ from hlat.report.text_format import (
     format_table,
     format_usd,
 )
-from hlat.run_index.earlier_runs import EarlierRuns, summarize_earlier_runs
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from pyarrow import csv, parquet
 from scipy import stats
 
 from hlat.config.config_errors import ConfigError
-from hlat.run_index.__main__ import main
-from hlat.run_index.index_file import load_run_list
-from hlat.run_index.run_filter import filter_runs
+from hlat.study.__main__ import main
+from hlat.study.index_file import load_run_list
+from hlat.study.run_filter import filter_runs
 
 Run = Callable[..., Path]
 

@@ -13,26 +13,20 @@ from pathlib import Path
 from typing import Any
 
 from hlat.config.config_errors import ConfigError
-from hlat.report.metric_curves import compute_tokens_per_step
-from hlat.report.run_record import (
-    RunRecord,
-    get_number,
-    get_numbers,
-    is_run_dir,
-    load_run_record,
-)
-from hlat.report.summary_tables import get_run_state
-from hlat.report.text_format import (
+from hlat.study.metric_curves import compute_tokens_per_step
+from hlat.study.paired_test import compute_mean_interval
+from hlat.study.run_record import RunRecord, get_number, get_numbers, is_run_dir, load_run_record
+from hlat.study.summary_tables import get_run_state
+from hlat.tracking import finished_runs, sweep_log
+from hlat.tracking.heldout_rows import get_loop_row
+from hlat.tracking.summary_metrics import compute_summary_metrics
+from hlat.tracking.text_format import (
     UNKNOWN,
     format_count,
     format_decimal,
     format_percent,
     format_setting,
 )
-from hlat.study.paired_test import compute_mean_interval
-from hlat.tracking import finished_runs, sweep_log
-from hlat.tracking.heldout_rows import get_loop_row
-from hlat.tracking.summary_metrics import compute_summary_metrics
 
 _IDENTITY_KEYS = ("run.name", "run.root")
 """Keys that differ between any two runs."""

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hlat.report.run_record import Row, RunRecord, get_number, get_numbers
+from hlat.study.run_record import Row, RunRecord, get_number, get_numbers
 from hlat.tracking.heldout_rows import get_loop_row
 
 MAX_POINTS_PER_CURVE, MAX_POINTS_PER_FIGURE = 6000, 12_000

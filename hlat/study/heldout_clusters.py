@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hlat.report.run_record import Row, RunRecord
+from hlat.study.run_record import Row, RunRecord
 
 HELDOUT_METRIC = "heldout_bits_per_byte"
 

@@ -28,7 +28,7 @@ import orjson
 
 from hlat.config.config_errors import ConfigError
 from hlat.data.data_cache import get_cache_dir
-from hlat.run_index.run_row import CONFIG_PREFIX, RunRow, Settings, build_run_row, is_ended
+from hlat.study.run_row import CONFIG_PREFIX, RunRow, Settings, build_run_row, is_ended
 from hlat.tracking import finished_runs
 
 INDEX_NAME = ".hlat_runs.sqlite"

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from hlat.report.text_format import (
+from hlat.tracking.text_format import (
     format_count,
     format_decimal,
     format_duration,

@@ -17,20 +17,12 @@ from numpy.typing import NDArray
 
 from hlat.config.recorded_config import load_study_design
 from hlat.config.study import Direction, StudyConfig
-from hlat.report.heldout_clusters import compute_influences, find_text_problem
-from hlat.report.run_comparison import drop_copies, find_config_differences
-from hlat.report.run_record import Row, RunRecord, get_number, get_numbers
-from hlat.report.summary_tables import get_run_state
-from hlat.report.text_format import (
-    UNKNOWN,
-    format_markdown_table,
-    format_setting,
-    format_short,
-    format_table,
-)
 from hlat.study.checkpoint_noise import estimate_checkpoint_noise, pool_noise
 from hlat.study.factor_effects import FactorEffect, analyze_factor_effects
+from hlat.study.heldout_clusters import compute_influences, find_text_problem
 from hlat.study.paired_test import PairedDifference, PointRuns, compute_mean_interval
+from hlat.study.run_comparison import drop_copies, find_config_differences
+from hlat.study.run_record import Row, RunRecord, get_number, get_numbers
 from hlat.study.study_analysis import (
     Comparison,
     Point,
@@ -40,8 +32,16 @@ from hlat.study.study_analysis import (
     format_point,
     format_verdict,
 )
+from hlat.study.summary_tables import get_run_state
 from hlat.tracking.heldout_rows import get_loop_row
 from hlat.tracking.summary_metrics import compute_summary_metrics
+from hlat.tracking.text_format import (
+    UNKNOWN,
+    format_markdown_table,
+    format_setting,
+    format_short,
+    format_table,
+)
 from hlat.tracking.tracking_services import read_wandb_run_id
 from hlat.tracking.wandb_report import StudyReport
 

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 from hlat.config.config_errors import ConfigError
-from hlat.run_index.index_file import RunList, resolve_columns
-from hlat.run_index.run_row import CONFIG_PREFIX, format_column, get_value, get_value_order
+from hlat.study.index_file import RunList, resolve_columns
+from hlat.study.run_row import CONFIG_PREFIX, format_column, get_value, get_value_order
 
 _OPERATORS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.Eq: operator.eq,

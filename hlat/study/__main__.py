@@ -16,7 +16,7 @@ from hlat.config.argument_parser import (
 from hlat.config.config_errors import ConfigError, ExitCode
 
 if TYPE_CHECKING:
-    from hlat.run_index import index_file
+    from hlat.study import index_file
 
 _EXAMPLES = """\
 Columns are those of the list, settings such as `optimizer.lr` and `precision`, and `tokens`,
@@ -59,8 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> ExitCode:
-    from hlat.report.text_format import format_table
-    from hlat.run_index import index_file, run_filter, run_table
+    from hlat.study import index_file, run_filter, run_table
+    from hlat.tracking.text_format import format_table
 
     all_runs = runs = index_file.load_run_list(arguments.root, arguments.rebuild)
     if arguments.where is not None:
@@ -88,9 +88,9 @@ def _run(arguments: argparse.Namespace) -> ExitCode:
 
 def _compare(runs: "index_file.RunList", names: Sequence[str]) -> list[str]:
     """Return what differs between runs, or the comparison of the values of a setting."""
-    from hlat.report.study_result import build_effect_table
-    from hlat.report.text_format import format_table
-    from hlat.run_index import factor_comparison, index_file, run_row, run_table
+    from hlat.study import factor_comparison, index_file, run_row, run_table
+    from hlat.study.study_result import build_effect_table
+    from hlat.tracking.text_format import format_table
 
     if len(names) > 1 or any(row["run"] == names[0] for row in runs.rows):
         return format_table(*run_table.format_differences(_select_names(runs, names)))

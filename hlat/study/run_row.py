@@ -8,11 +8,11 @@ from typing import Any
 
 from hlat.config.config_errors import ConfigError
 from hlat.config.recorded_config import load_flat_settings
-from hlat.report.run_record import RunRecord, load_run_record
-from hlat.report.summary_tables import get_run_state
-from hlat.report.text_format import format_setting, format_value
+from hlat.study.run_record import RunRecord, load_run_record
+from hlat.study.summary_tables import get_run_state
 from hlat.tracking.lost_work import END_EVENTS
 from hlat.tracking.summary_metrics import compute_summary_metrics
+from hlat.tracking.text_format import format_setting, format_value
 
 RunRow = dict[str, Any]
 """Columns of a run by name, without settings."""

@@ -6,8 +6,10 @@ from itertools import chain
 
 import numpy as np
 
-from hlat.report.run_record import Row, RunRecord, get_number, get_numbers
-from hlat.report.text_format import (
+from hlat.study.run_record import Row, RunRecord, get_number, get_numbers
+from hlat.tracking.heldout_rows import find_worse_sources, get_loop_row
+from hlat.tracking.lost_work import END_EVENTS, exclude_scores
+from hlat.tracking.text_format import (
     UNKNOWN,
     format_count,
     format_decimal,
@@ -17,8 +19,6 @@ from hlat.report.text_format import (
     format_timestamp,
     format_value,
 )
-from hlat.tracking.heldout_rows import find_worse_sources, get_loop_row
-from hlat.tracking.lost_work import END_EVENTS, exclude_scores
 
 _POSITION_KEYS = {"time", "attempt", "step", "event"}
 _EVENTS_WITH_TABLES = ("ledger", "samples")

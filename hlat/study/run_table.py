@@ -8,7 +8,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from hlat.report.text_format import (
+from hlat.study.index_file import RunList, resolve_columns
+from hlat.study.paired_test import compute_mean_interval
+from hlat.study.run_row import CONFIG_PREFIX, RunRow, format_column, get_value_order
+from hlat.tracking.text_format import (
     UNKNOWN,
     format_count,
     format_decimal,
@@ -16,9 +19,6 @@ from hlat.report.text_format import (
     format_timestamp,
     format_value,
 )
-from hlat.run_index.index_file import RunList, resolve_columns
-from hlat.run_index.run_row import CONFIG_PREFIX, RunRow, format_column, get_value_order
-from hlat.study.paired_test import compute_mean_interval
 
 FILE_SUFFIXES = (".csv", ".parquet")
 """Formats of `export_runs`."""

@@ -4,7 +4,8 @@ import math
 
 import numpy as np
 
-from hlat.report.metric_curves import (
+from hlat.report.run_header import build_run_facts
+from hlat.study.metric_curves import (
     MAX_POINTS_PER_CURVE,
     Curve,
     build_data_wait_curve,
@@ -13,8 +14,7 @@ from hlat.report.metric_curves import (
     downsample_min_max,
     locate_marks,
 )
-from hlat.report.run_header import build_run_facts
-from hlat.report.run_record import RunRecord
+from hlat.study.run_record import RunRecord
 
 
 def make_record(metrics: list[dict[str, object]], events: list[dict[str, object]]) -> RunRecord:

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from hlat.config.config_errors import ConfigError
-from hlat.run_index import index_file
-from hlat.run_index.index_file import INDEX_NAME, load_run_list
+from hlat.study import index_file
+from hlat.study.index_file import INDEX_NAME, load_run_list
 from tests.support.other_user import NOBODY, act_as_nobody, needs_root
 
 WriteRun = Callable[..., Path]
@@ -77,7 +77,7 @@ def test_concurrent_writers_produce_a_valid_index(tmp_path: Path, write_run: Wri
     for number in range(6):
         write_run(f"run{number}")
     code = (
-        "import sys; from pathlib import Path; from hlat.run_index.index_file import load_run_list\n"
+        "import sys; from pathlib import Path; from hlat.study.index_file import load_run_list\n"
         "for _ in range(5): assert len(load_run_list(Path(sys.argv[1]), rebuild=True).rows) == 6"
     )
     writers = [subprocess.Popen([sys.executable, "-c", code, str(root)]) for _ in range(2)]
