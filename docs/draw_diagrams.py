@@ -13,7 +13,21 @@ DIAGRAMS = Path(__file__).with_name("diagrams")
 CALL = re.compile(r"^\d+\. \[`([\w.]+)`\]\(\.\./([\w/]+)\.py\)", re.MULTILINE)
 LAYERS = [
     ("commands", ["train", "plan", "doctor", "evaluate", "report", "average", "export", "..."]),
-    ("runs", ["study", "plan", "recovery", "inference", "evaluate", "report", "doctor", "prepare", "jobs"]),
+    (
+        "runs",
+        [
+            "study",
+            "plan",
+            "recovery",
+            "inference",
+            "evaluate",
+            "report",
+            "doctor",
+            "prepare",
+            "jobs",
+        ],
+    ),
+    ("studies", ["study", "figures", "plan"]),
     ("engines", ["engine/interface", "engine/native", "engine/nxd", "engine/neuron"]),
     ("parts", ["model", "precision", "optim", "data", "checkpoint", "tracking"]),
     ("basis", ["storage", "parallelism", "training_state", "launch_environment"]),

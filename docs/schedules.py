@@ -14,8 +14,8 @@ from hlat.config.optimizer import OptimizerConfig
 from hlat.config.phase import PhaseConfig, StageConfig
 from hlat.config.run import Config
 from hlat.config.schedule import ScheduleConfig, ScheduleShape
+from hlat.figures.report_figure import INK, MATPLOTLIB_STYLE, SERIES
 from hlat.optim.lr_schedule import compute_lr
-from hlat.report.figures import INK, MATPLOTLIB_STYLE, SERIES
 
 COLOURS = [INK, SERIES[1], SERIES[0], *SERIES[2:4]]
 STYLE = MATPLOTLIB_STYLE | {"svg.hashsalt": "hlat"}

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from hlat.report.report_templates import render_page
+from hlat.figures.page_templates import render_page
 from hlat.storage.durable_files import replace_file
 
 PAGE_NAME = "campaign.html"
+_TEMPLATE = Path(__file__).with_name("templates") / "campaign.html.j2"
 _BOX_WIDTH, _BOX_HEIGHT, _GAP_X, _GAP_Y, _MARGIN = 184, 58, 40, 22, 8
 """Sizes of the graph in CSS pixels."""
 
@@ -123,7 +124,7 @@ def write_campaign_page(
     headings = ("Job", "State", "Scheduler", "After", "Started (UTC)", "Ended (UTC)", "Detail")
     styles = {"Job": "row name", "State": "event"}
     content = render_page(
-        "campaign.html.j2",
+        _TEMPLATE,
         title="Campaign",
         name=campaign_dir.name,
         graph=build_layout(nodes),

@@ -9,8 +9,7 @@ from hlat.campaign.campaign_state import CampaignLog, StageState, StageStatus, l
 from hlat.campaign.campaign_table import format_after, format_statuses
 from hlat.campaign.stage_job import StageJob, load_jobs
 from hlat.config.config_errors import ConfigError
-from hlat.evaluate.evaluation_results import load_evaluated_models
-from hlat.report.report_templates import render_text
+from hlat.evaluate.evaluation_results import format_paper_tables, load_evaluated_models
 from hlat.tracking.text_format import format_timestamp
 
 _STATE_ORDER = (
@@ -40,7 +39,7 @@ def write_campaign_report(campaign_dir: Path, is_running: bool | None = None) ->
         build_nodes(jobs, statuses),
         [_build_row(job, statuses[job.name]) for job in jobs],
         [run for run in runs if (campaign_dir / run / "report.html").exists()],
-        render_text("paper_tables.txt.j2", models=models) if models else [],
+        format_paper_tables(models) if models else [],
     )
     return [*format_statuses(jobs, statuses), str(page)]
 

@@ -8,19 +8,21 @@ import json
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hlat.config.config_errors import ConfigError
 from hlat.config.redaction import redact_text
 from hlat.evaluate.paper_tasks import AVERAGE, COLUMNS, TaskSpec, compute_average, compute_scores
+from hlat.figures.page_templates import render_text
 from hlat.inference.model_source import ModelSource
 from hlat.storage import durable_files
 from hlat.tracking.row_validation import is_finite_number
 from hlat.tracking.run_directory import EVALUATIONS_DIR, validate_no_symlinks
 from hlat.tracking.text_format import is_proportion
 
+_PAPER_TABLES = Path(__file__).with_name("templates") / "paper_tables.txt.j2"
 ScoreRow = dict[str, Any]
 TaskResult = dict[str, Any]
 """Result of one task, as in a scores file.
@@ -161,6 +163,11 @@ def load_evaluated_models(directory: Path) -> list[ScoreRow]:
             f"model, and evaluate it first: hlat evaluate {directory} tasks=hlat_table2"
         )
     return models
+
+
+def format_paper_tables(models: Sequence[ScoreRow]) -> list[str]:
+    """Return the lines of the paper's Tables II, IV and V with the scores of the models."""
+    return render_text(_PAPER_TABLES, models=models)
 
 
 def load_completed_tasks(

@@ -25,9 +25,9 @@ from hlat.config.config_errors import ConfigError, ExitCode
 
 if TYPE_CHECKING:
     from hlat.config.run import Config
+    from hlat.figures.report_figure import ReportFigure
     from hlat.plan.forecast import RunForecast
     from hlat.plan.layout_search import LayoutCandidate
-    from hlat.report.figures import ReportFigure
 
 _PLAN_EXAMPLES = """\
 actions:
@@ -198,9 +198,9 @@ def _print_plan(
 
     If it does not fit, print the nearest layouts that do.
     """
+    from hlat.plan import plan_text
     from hlat.plan.forecast import forecast_run
     from hlat.plan.layout_search import find_nearest_layouts, search_layouts
-    from hlat.report import plan_text
 
     plans = [] if problems else [(config, forecast_run(config, arguments.mfu))]
     fits = all(plan.fits for _, plan in plans) and not problems
@@ -233,15 +233,15 @@ def _print_plan(
 
 
 def _build_plan_figure(config: "Config", plan: "RunForecast") -> "ReportFigure":
-    from hlat.report import plan_figure  # drawing is slow to import
+    from hlat.plan import plan_figure  # drawing is slow to import
 
     return plan_figure.build_plan_figure(config, plan)
 
 
 def _print_ranking(config: "Config", arguments: argparse.Namespace) -> ExitCode:
     """Print all valid layouts, best first."""
+    from hlat.plan import plan_text
     from hlat.plan.layout_search import search_layouts
-    from hlat.report import plan_text
 
     layouts = search_layouts(config)
     summaries = [plan_text.summarize_layout(layout) for layout in layouts]
@@ -262,9 +262,8 @@ def _find_fitting_layouts(
 
 def _run_failures(argv: Sequence[str]) -> int:
     """Print what failures cost a run, and how often it should save."""
-    from hlat.plan import failure_model
-    from hlat.report import checkpoint_interval_figure
-    from hlat.report.failure_plan_text import format_failure_plan, summarize_failure_plan
+    from hlat.plan import checkpoint_interval_figure, failure_model
+    from hlat.plan.failure_plan_text import format_failure_plan, summarize_failure_plan
 
     parser = CommandLineParser(
         "plan failures",
@@ -301,8 +300,7 @@ def _run_failures(argv: Sequence[str]) -> int:
 
 def _run_cost(argv: Sequence[str]) -> int:
     """Print the cost of tokens over numbers of nodes."""
-    from hlat.plan import token_cost
-    from hlat.report import cost_figure
+    from hlat.plan import cost_figure, token_cost
     from hlat.tracking.text_format import format_table
 
     parser = CommandLineParser(
@@ -337,7 +335,7 @@ def _run_from_nxdt(argv: Sequence[str]) -> int:
         format_overrides,
         translate_nxdt_config,
     )
-    from hlat.report.nxdt_translation_text import format_translation
+    from hlat.plan.nxdt_translation_text import format_translation
 
     tree = load_untrusted_yaml(file)
     try:

@@ -90,7 +90,7 @@ def _run(arguments: argparse.Namespace) -> int:
         return _serve(directories, arguments.serve)
     else:
         from hlat.campaign.stage_job import is_campaign_dir
-        from hlat.study.run_record import is_run_dir
+        from hlat.study.run_record import is_run_dir  # drawing is slow to import; --help is not
 
         first, *others = directories
         is_one_run = not others and (is_run_dir(first) or not first.is_dir())
@@ -133,14 +133,13 @@ def _serve(directories: Sequence[Path], port: int) -> int:
 
 
 def _build_score_tables(sources: Sequence[Path], output: Path | None) -> list[str]:
-    from hlat.evaluate.evaluation_results import load_evaluated_models
+    from hlat.evaluate.evaluation_results import format_paper_tables, load_evaluated_models
     from hlat.report import score_tables
-    from hlat.report.report_templates import render_text
 
     if output is not None and output.suffix not in score_tables.SUFFIXES:
         raise ConfigError(f"output={output} must end in {', '.join(score_tables.SUFFIXES)}")
     models = [model for source in sources for model in load_evaluated_models(source)]
-    paper_tables = render_text("paper_tables.txt.j2", models=models)
+    paper_tables = format_paper_tables(models)
     if not models:
         return paper_tables
     comparison = score_tables.compare_scores(models)

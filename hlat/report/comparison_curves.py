@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from hlat.report.figures import METRIC_PANELS, Panel, has_values
+from hlat.figures.report_figure import METRIC_PANELS, Panel, has_values
 from hlat.study.metric_curves import (
     Curve,
     build_band_curve,

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from hlat.report.figures import FIGURE_SIZE, INK, MUTED, PAPER, SERIES, ReportFigure
+from hlat.figures.report_figure import FIGURE_SIZE, INK, MUTED, PAPER, SERIES, ReportFigure
 from hlat.tracking.goodput import TIME_CATEGORIES, AttemptTime, TimeLedger
 from hlat.tracking.text_format import (
     UNKNOWN,

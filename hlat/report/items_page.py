@@ -14,12 +14,13 @@ from typing import Any
 
 from hlat.config.config_errors import ConfigError
 from hlat.config.redaction import redact_text
+from hlat.figures.page_templates import render_page
 from hlat.report import evaluation_items
 from hlat.report.evaluation_items import Item, ItemKey, ScoreRow
-from hlat.report.report_templates import render_page
 from hlat.storage.durable_files import replace_file
 
 PAGE_NAME = "items.html"
+_TEMPLATE = Path(__file__).with_name("templates") / "items.html.j2"
 _END_OF_MAIN = "</main>"
 
 
@@ -64,7 +65,7 @@ def write_items_page(models: Sequence[ScoreRow], output_dir: Path) -> Path:
     names = [model["name"] for model in models]
     columns, rows = build_summary(tasks, names)
     page = render_page(
-        "items.html.j2",
+        _TEMPLATE,
         title="Items",
         name=" and ".join(names) if len(names) < 3 else f"{len(names)} models",
         columns=columns,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hlat.config.config_errors import ConfigError
-from hlat.report.interactive_figures import CONTENT_SECURITY_POLICY
+from hlat.figures.interactive_figures import CONTENT_SECURITY_POLICY
 from hlat.report.report_writer import render_report
 from hlat.study.run_record import get_run_version, load_run_record
 

@@ -13,28 +13,22 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from hlat.report import (
-    comparison_curves,
-    cost_figure,
-    goodput_section,
-    plan_figure,
-    run_header,
-    spike_figure,
-    study_figures,
-)
-from hlat.report.figures import (
+from hlat.figures.page_templates import render_page
+from hlat.figures.report_figure import (
     ReportFigure,
     build_panel_figure,
     build_run_panels,
     format_mark_legend,
 )
-from hlat.report.report_templates import render_page
+from hlat.plan import cost_figure, plan_figure
+from hlat.report import comparison_curves, goodput_section, run_header, spike_figure, study_figures
 from hlat.storage.durable_files import replace_file
 from hlat.study import run_comparison, study_result, summary_tables
 from hlat.study.run_record import RunRecord, load_run_record
 from hlat.tracking.run_directory import validate_no_symlinks
 from hlat.tracking.text_format import UNKNOWN, format_value
 
+_TEMPLATES = Path(__file__).with_name("templates")
 _MAX_UNBROKEN = 24
 """Characters of a cell that is not broken into lines."""
 
@@ -105,7 +99,7 @@ def write_comparison(
     points = study_result.build_point_table(study) if study else ([], [])
     count = f"{len(records)} runs"
     content = render_page(
-        "comparison.html.j2",
+        _TEMPLATES / "comparison.html.j2",
         title=f"Study of {count}" if study and study.design.question else "Comparison",
         name=(study and study.design.question) or count,
         facts=run_header.build_shared_facts(records),
@@ -167,7 +161,7 @@ def _render_report(record: RunRecord, figures: Sequence[ReportFigure]) -> str:
         else:
             provenance.append((label, text))
     return render_page(
-        "run_report.html.j2",
+        _TEMPLATES / "run_report.html.j2",
         title="Run report",
         name=record.name,
         facts=run_header.build_run_facts(record),

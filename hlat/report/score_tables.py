@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
+from hlat.figures.page_templates import render_page
 from hlat.report import evaluation_items
 from hlat.report.evaluation_items import ItemKey, ScoreRow
-from hlat.report.report_templates import render_page
 from hlat.storage.durable_files import replace_file
 from hlat.study.paired_test import (
     PairedDifference,
@@ -35,6 +35,7 @@ DIFFERENCE_CAPTION = "Differences (standard error), paired by item, proportions 
 MISSING_ITEMS = (
     "For paired differences, evaluate both models with log_samples=true and the same tasks."
 )
+_TEMPLATE = Path(__file__).with_name("templates") / "scores.html.j2"
 _CSV_COLUMNS = (
     *("task", "metric", "filter", "shots", "items", "model", "value", "stderr"),
     *("baseline", "pairs", "difference", "difference_stderr", "low", "high", "p_holm"),
@@ -310,7 +311,7 @@ def _render_html(comparison: ScoreComparison, paper_tables: Sequence[str]) -> st
     difference_headers, difference_rows = build_difference_table(comparison)
     names = comparison.models
     return render_page(
-        "scores.html.j2",
+        _TEMPLATE,
         title="Scores",
         name=" and ".join(names) if len(names) < 3 else f"{len(names)} models",
         score_caption=SCORE_CAPTION,

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from hlat.report.figures import FIGURE_SIZE, SERIES, ReportFigure
+from hlat.figures.report_figure import FIGURE_SIZE, SERIES, ReportFigure
 from hlat.study.run_record import RunRecord, get_number
 from hlat.tracking.lost_work import exclude_rolled_back_events
 from hlat.tracking.text_format import format_count, format_percent

@@ -11,7 +11,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 
 from hlat.config.study import Direction
-from hlat.report.figures import FIGURE_SIZE, INK, MUTED, SERIES, ReportFigure, get_line_style
+from hlat.figures.report_figure import FIGURE_SIZE, INK, MUTED, SERIES, ReportFigure, get_line_style
 from hlat.study.metric_curves import Curve, build_metric_curve, downsample_mean
 from hlat.study.paired_test import compute_mean_interval
 from hlat.study.run_record import RunRecord

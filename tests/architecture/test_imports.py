@@ -18,7 +18,7 @@ LAYERS = {
     **dict.fromkeys(("model", "precision", "optim", "data", "checkpoint", "tracking"), 2),
     **dict.fromkeys(("engine", "study"), 3),
     **dict.fromkeys(("prepare", "evaluate", "jobs", "report", "recovery", "doctor", "campaign"), 4),
-    **dict.fromkeys(("inference", "plan"), 4),
+    **dict.fromkeys(("figures", "inference", "plan"), 4),
     **dict.fromkeys(("__main__", "train", "average", "export", "precompile", "cluster", "api"), 5),
 }
 ENTRIES = {name for name, layer in LAYERS.items() if layer == 5}
@@ -40,8 +40,8 @@ FENCES = {
     "wandb": {"tracking"},
     "wandb_workspaces": {"tracking"},
     "tensorboard": {"tracking"},
-    "matplotlib": {"report"},
-    "jinja2": {"inference", "report"},
+    "matplotlib": {"figures", "plan", "report"},
+    "jinja2": {"figures", "inference"},
     "starlette": {"inference"},
     "uvicorn": {"inference"},
     "scipy": {"study"},
@@ -81,15 +81,17 @@ def _layer(module: str) -> int:
 
 
 @functools.cache
-def _imports(file: Path, relative: bool = False) -> set[str]:
-    """Return the dotted names of all imports of a file, also in functions, without those under
-    TYPE_CHECKING and, if `relative` is set, without relative ones."""
+def _imports(file: Path, relative: bool = False, types: bool = False) -> set[str]:
+    """Return the dotted names of all imports of a file, also in functions.
+
+    If `relative` is set, omit relative imports; unless `types` is set, those under TYPE_CHECKING.
+    """
     names = set()
     tree = ast.parse(file.read_text())
     only_for_types = {
         inner
         for node in ast.walk(tree)
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING" and not types
         for inner in ast.walk(node)
     }
     for node in ast.walk(tree):
@@ -110,9 +112,7 @@ def _internal(imports: set[str]) -> set[str]:
 
 
 def _package(module: str) -> str:
-    """Return the package or top-level module of a module; a `__main__` is a separate node."""
-    if module.endswith("__main__"):
-        return module
+    """Return the package or top-level module of a module."""
     return "config" if SPECS.fullmatch(module) else module.partition(".")[0]
 
 
@@ -148,9 +148,10 @@ def test_no_cycles_between_modules() -> None:
 
 
 def test_no_cycles_between_packages() -> None:
+    """Check all imports of all modules, `__main__` and imports for type checking included."""
     graph = defaultdict(set)
     for module, file in MODULES.items():
-        imported = {_package(name) for name in _internal(_imports(file))}
+        imported = {_package(name) for name in _internal(_imports(file, types=True))}
         graph[_package(module)] |= imported - {_package(module)}
     cycle = _find_cycle(graph)
     assert not cycle, f"packages import each other: {' -> '.join(cycle)}"

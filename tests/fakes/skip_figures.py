@@ -9,10 +9,10 @@ from importlib.machinery import PathFinder
 
 
 class _FiguresFinder(MetaPathFinder):
-    """Finder that patches hlat.report.figures after its import."""
+    """Finder that patches hlat.figures.report_figure after its import."""
 
     def find_spec(self, fullname, path=None, target=None):
-        if fullname != "hlat.report.figures":
+        if fullname != "hlat.figures.report_figure":
             return None
         spec = PathFinder.find_spec(fullname, path)
         execute = spec.loader.exec_module

@@ -13,10 +13,10 @@ from hlat.config.recorded_config import load_recorded_settings, parse_run_config
 from hlat.config.resolve import resolve_config
 from hlat.config.run import Config
 from hlat.evaluate import evaluation_results, humaneval
+from hlat.figures.report_figure import ReportFigure
 from hlat.parallelism.process_group import SingleProcessGroup
 from hlat.recovery.resume import load_skipped_batches
 from hlat.report import evaluation_items, score_tables
-from hlat.report.figures import ReportFigure
 from hlat.report.report_writer import render_report
 from hlat.study import run_comparison
 from hlat.study.index_file import INDEX_NAME, load_run_list
@@ -145,11 +145,9 @@ def _read_scores(directory: Path, content: bytes) -> object:
     path = directory / "evaluations/x.json"
     path.write_bytes(content)
     evaluation_results.load_completed_tasks(path, None)
-    from hlat.report.report_templates import render_text
-
     models = evaluation_results.load_evaluated_models(directory)
     score_tables.format_scores(score_tables.compare_scores([*models, *models]))
-    return render_text("paper_tables.txt.j2", models=models)
+    return evaluation_results.format_paper_tables(models)
 
 
 def _build_items(directory: Path) -> list[bytes]:

@@ -22,7 +22,7 @@ from hlat.config import entry_point
 from hlat.config.config_errors import ExitCode
 from hlat.config.override_keys import merge_overrides
 from hlat.data.tokenizer import EMBEDDED_FILE
-from hlat.report.figures import ReportFigure
+from hlat.figures.report_figure import ReportFigure
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 PYTHONPATH = os.pathsep.join([str(REPOSITORY), str(Path(__file__).with_name("patched").resolve())])

@@ -325,7 +325,7 @@ def patch_figures(module):
 
 
 PATCHES = {
-    "hlat.report.figures": patch_figures,
+    "hlat.figures.report_figure": patch_figures,
     "hlat.tracking.tracker": patch_tracker,
     "hlat.engine.native.native_engine": patch_engine,
     "hlat.storage.durable_files": patch_durable,

@@ -36,7 +36,7 @@ def _add_pause(module: ModuleType) -> None:
     module.Tracker.log_metrics = log_metrics_and_wait
 
 
-_PATCHES: dict[str, Callable[[ModuleType], None]] = {"hlat.report.figures": _remove_figures}
+_PATCHES: dict[str, Callable[[ModuleType], None]] = {"hlat.figures.report_figure": _remove_figures}
 if "HLAT_TEST_PAUSE" in os.environ:
     _PATCHES["hlat.tracking.tracker"] = _add_pause
 

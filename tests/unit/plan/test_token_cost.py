@@ -7,8 +7,8 @@ import pytest
 from matplotlib import image
 
 from hlat.plan import __main__ as plan
+from hlat.plan.cost_figure import build_cost_table
 from hlat.plan.token_cost import TokenCost
-from hlat.report.cost_figure import build_cost_table
 
 
 @pytest.mark.slow

@@ -2,7 +2,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hlat.report.figures import ReportFigure
+from hlat.figures.report_figure import ReportFigure
 from tests.unit.report.test_browser import Tab
 
 

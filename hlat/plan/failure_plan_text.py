@@ -5,15 +5,17 @@ The text compares the formula with the simulation and lists all assumptions with
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hlat.figures.page_templates import render_text
 from hlat.plan import failure_model
 from hlat.plan.failure_model import FailureScenario, FloatOrArray, TimeBreakdown
-from hlat.report.report_templates import render_text
 
+_TEMPLATE = Path(__file__).with_name("templates") / "failures.txt.j2"
 _LABELS = {
     "uptime": "uptime",
     "training": "goodput: steps that survive",
@@ -56,7 +58,7 @@ def summarize_failure_plan(
 def format_failure_plan(plan: Mapping[str, Any]) -> list[str]:
     """Return the text of a plan from `summarize_failure_plan`."""
     lost_points = f"{100 * plan['interval']['loses_goodput']:.2f}"
-    return render_text("failures.txt.j2", plan=plan, labels=_LABELS, lost_points=lost_points)
+    return render_text(_TEMPLATE, plan=plan, labels=_LABELS, lost_points=lost_points)
 
 
 def _summarize_simulation(ledger: TimeBreakdown[NDArray[np.float64]]) -> dict[str, Any]:

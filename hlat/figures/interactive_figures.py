@@ -14,11 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hlat.report.figures import (
-    CSS_VARIABLES,
-    Panel,
-    get_curve_style,
-)
+from hlat.figures.report_figure import CSS_VARIABLES, Panel, get_curve_style
 from hlat.study.metric_curves import (
     Curve,
     compute_max_points,

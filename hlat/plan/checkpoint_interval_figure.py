@@ -10,9 +10,9 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLoca
 from numpy.typing import NDArray
 
 from hlat.config.config_errors import ConfigError
+from hlat.figures.report_figure import MUTED, SERIES, ReportFigure
 from hlat.plan import failure_model
 from hlat.plan.failure_model import FailureScenario
-from hlat.report.figures import MUTED, SERIES, ReportFigure
 from hlat.tracking.text_format import format_duration
 
 _TICK_LABELS = {

@@ -12,9 +12,9 @@ from omegaconf import DictConfig, OmegaConf
 from hlat.config.config_errors import ConfigError
 from hlat.config.recorded_config import parse_run_config
 from hlat.config.resolve import resolve_config
+from hlat.plan import plan_figure
 from hlat.plan.memory_estimate import estimate_memory
 from hlat.plan.step_time import predict_step_time
-from hlat.report import plan_figure
 from hlat.report.report_writer import write_report
 from hlat.study.run_record import RunRecord
 

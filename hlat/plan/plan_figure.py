@@ -10,11 +10,11 @@ from matplotlib.figure import Figure
 from hlat.config.config_errors import ConfigError
 from hlat.config.recorded_config import parse_run_config
 from hlat.config.run import Config
+from hlat.figures.report_figure import INK, MUTED, SERIES, ReportFigure
 from hlat.plan.forecast import RunForecast
 from hlat.plan.memory_estimate import MemoryEstimate, estimate_memory
+from hlat.plan.plan_text import MEMORY_LABELS, TIME_LABELS
 from hlat.plan.step_time import StepTime, predict_step_time
-from hlat.report.figures import INK, MUTED, SERIES, ReportFigure
-from hlat.report.plan_text import MEMORY_LABELS, TIME_LABELS
 from hlat.study.run_record import RunRecord
 from hlat.tracking.text_format import format_percent, format_short
 

@@ -3,15 +3,16 @@
 import shlex
 from collections.abc import Iterable, Sequence
 from itertools import groupby
+from pathlib import Path
 
 from hlat.config.untrusted_files import format_value
+from hlat.figures.page_templates import render_text
 from hlat.plan.nxdt.nxdt_translation import (
     ReportedKey,
     Translation,
     format_overrides,
     get_config_group,
 )
-from hlat.report.report_templates import render_text
 
 
 def format_translation(name: str, translation: Translation, problems: Sequence[str]) -> list[str]:
@@ -22,7 +23,7 @@ def format_translation(name: str, translation: Translation, problems: Sequence[s
     overrides = format_overrides(translation.overrides, translation.unset)
     *features, last_feature = translation.missing_features or [""]
     return render_text(
-        "nxdt_translation.txt.j2",
+        Path(__file__).with_name("templates") / "nxdt_translation.txt.j2",
         name=format_value(name),
         features=" and ".join(filter(None, [", ".join(features), last_feature])),
         groups=[shlex.join(group) for _, group in groupby(overrides, key=get_config_group)],

@@ -22,7 +22,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 
-from hlat.report.robust_range import compute_robust_range
+from hlat.figures.robust_range import compute_robust_range
 from hlat.study.metric_curves import (
     Curve,
     build_data_wait_curve,

@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from hlat.config.run import Config
+from hlat.figures.page_templates import render_text
 from hlat.mfu import compute_mfu, compute_peak_flops
 from hlat.model.decoder_spec import compute_flops_per_token
 from hlat.parallelism.mesh_coordinates import compute_parallel_degrees
@@ -12,7 +14,6 @@ from hlat.plan.forecast import RunForecast
 from hlat.plan.hardware_efficiency import EFFICIENCIES, get_planned_engine
 from hlat.plan.layout_search import LayoutCandidate
 from hlat.plan.memory_estimate import MemoryEstimate, get_device_memory_bytes
-from hlat.report.report_templates import render_text
 from hlat.tracking.text_format import format_count, format_gib
 
 MEMORY_LABELS = {
@@ -37,6 +38,7 @@ TIME_LABELS = {
     "reduction": "data-parallel reduction",
     "optimizer": "optimizer",
 }
+_TEMPLATES = Path(__file__).with_name("templates")
 _MAX_ROWS = 15
 
 
@@ -85,7 +87,7 @@ def format_plan(config: Config, plan: RunForecast) -> list[str]:
     """Return the text of a plan."""
     memory = {MEMORY_LABELS[name]: size for name, size in asdict(plan.memory).items()}
     return render_text(
-        "plan.txt.j2",
+        _TEMPLATES / "plan.txt.j2",
         config=config,
         headline=_format_headline(config),
         mesh=compute_parallel_degrees(config.parallelism, config.num_processes),
@@ -148,7 +150,7 @@ def format_ranking(config: Config, layouts: Sequence[LayoutCandidate]) -> list[s
 
 def _format_layouts(layouts: Sequence[LayoutCandidate]) -> list[str]:
     rows = [summarize_layout(layout) | {"mfu": _compute_mfu(layout)} for layout in layouts]
-    return render_text("layouts.txt.j2", layouts=rows)
+    return render_text(_TEMPLATES / "layouts.txt.j2", layouts=rows)
 
 
 def _format_command(layout: LayoutCandidate) -> str:
