@@ -1,4 +1,4 @@
-"""Jinja templates of pages for browsers and of texts for terminals.
+"""Jinja templates of pages for browsers and of text for terminals.
 
 The templates of a package are in its directory `templates`. They can extend and include those of
 this package.
