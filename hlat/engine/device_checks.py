@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hlat.config.engine_capabilities import STOCHASTIC_ROUNDING_DEVICES
+from hlat.config.mfu import compute_link_bandwidth
 from hlat.config.run import Config
 from hlat.engine import graph_extraction
 from hlat.engine.interface import DeviceReport, LinkReport
 from hlat.engine.mesh_axis import MeshAxis
-from hlat.mfu import compute_link_bandwidth
 
 _PATTERN_PERIOD = 64
 """Period of the rows of a matrix; a power of two, like the matrix sizes."""

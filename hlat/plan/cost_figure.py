@@ -8,9 +8,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
 
 from hlat.config.config_errors import ConfigError
+from hlat.config.mfu import compute_cost_per_4m_tokens
 from hlat.config.recorded_config import parse_run_config
 from hlat.figures.report_figure import FIGURE_SIZE, ReportFigure, get_line_style
-from hlat.mfu import compute_cost_per_4m_tokens
 from hlat.plan.token_cost import TokenCost
 from hlat.study.run_record import RunRecord
 from hlat.tracking.text_format import UNKNOWN, format_percent

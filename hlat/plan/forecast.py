@@ -5,7 +5,7 @@ Values that depend on an unknown peak, price or efficiency are None.
 
 from dataclasses import dataclass
 
-from hlat import mfu
+from hlat.config import mfu
 from hlat.config.config_errors import ConfigError
 from hlat.config.data import EncoderLibrary
 from hlat.config.run import Config

@@ -5,9 +5,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from hlat.config.mfu import compute_mfu, compute_peak_flops
 from hlat.config.run import Config
 from hlat.figures.page_templates import render_text
-from hlat.mfu import compute_mfu, compute_peak_flops
 from hlat.model.decoder_spec import compute_flops_per_token
 from hlat.parallelism.mesh_coordinates import compute_parallel_degrees
 from hlat.plan.forecast import RunForecast

@@ -13,7 +13,7 @@ parallelism); ZeRO, 1910.02054, section 7 (traffic of its stages); zero bubble, 
 
 from dataclasses import dataclass
 
-from hlat import mfu
+from hlat.config import mfu
 from hlat.config.config_errors import ConfigError
 from hlat.config.engine import EngineBackend
 from hlat.config.parallelism import ActivationCheckpointing, PipelineSchedule

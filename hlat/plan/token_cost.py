@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from hlat.config.compose import compose_config
 from hlat.config.config_errors import ConfigError
+from hlat.config.mfu import compute_cost_per_4m_tokens
 from hlat.config.resolve import resolve_config
 from hlat.config.untrusted_files import load_untrusted_yaml
-from hlat.mfu import compute_cost_per_4m_tokens
 from hlat.plan.memory_estimate import estimate_memory, get_device_memory_bytes
 from hlat.plan.step_time import predict_step_time
 

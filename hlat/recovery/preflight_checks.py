@@ -6,10 +6,10 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
+from hlat.config.mfu import compute_peak_flops
 from hlat.config.precision import RoundingMode
 from hlat.config.run import Config
 from hlat.engine.interface import DeviceReport, LinkReport
-from hlat.mfu import compute_peak_flops
 from hlat.plan.memory_estimate import estimate_memory
 
 

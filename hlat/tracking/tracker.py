@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from hlat import mfu
+from hlat.config import mfu
 from hlat.config.recorded_config import redact
 from hlat.config.redaction import redact_data, redact_text
 from hlat.config.run import Config

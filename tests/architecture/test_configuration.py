@@ -20,7 +20,7 @@ CODE = {
     "batch": "config",  # sizes only: code reads them from the schema
     "compiler": "engine/neuron",
     "evaluation": "evaluate",
-    "hardware": "mfu.py",
+    "hardware": "config/mfu.py",
     "optimizer": "optim",
     "phase": "config/phase_steps.py",
     "schedule": "optim/lr_schedule.py",

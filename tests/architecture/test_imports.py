@@ -14,7 +14,7 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 LAYERS = {
     "config": 0,
-    **dict.fromkeys(("storage", "parallelism", "mfu", "training_state", "launch_environment"), 1),
+    **dict.fromkeys(("storage", "parallelism", "training_state", "launch_environment"), 1),
     **dict.fromkeys(("model", "precision", "optim", "data", "checkpoint", "tracking"), 2),
     **dict.fromkeys(("engine", "study"), 3),
     **dict.fromkeys(("prepare", "evaluate", "jobs", "report", "recovery", "doctor", "campaign"), 4),

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from hlat.config.mfu import compute_cost_per_4m_tokens
 from hlat.config.resolve import resolve_config
-from hlat.mfu import compute_cost_per_4m_tokens
 from hlat.plan.forecast import forecast_run
 from hlat.plan.hardware_efficiency import EFFICIENCIES
 from hlat.plan.step_time import compute_achieved_speed, compute_step_time, predict_step_time

@@ -6,7 +6,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from hlat.config.config_errors import ConfigError
-from hlat.mfu import compute_mfu
+from hlat.config.mfu import compute_mfu
 from hlat.model.decoder_spec import compute_flops_per_token
 from hlat.parallelism.mesh_coordinates import compute_parallel_degrees
 from hlat.plan import step_time

@@ -3,14 +3,14 @@
 import pytest
 
 from hlat.config.hardware import HardwareConfig
-from hlat.config.model import ModelConfig
-from hlat.config.precision import Dtype
-from hlat.mfu import (
+from hlat.config.mfu import (
     compute_cost_per_4m_tokens,
     compute_link_bandwidth,
     compute_mfu,
     compute_peak_flops,
 )
+from hlat.config.model import ModelConfig
+from hlat.config.precision import Dtype
 from hlat.model.decoder_spec import compute_flops_per_token
 
 LLAMA_7B = ModelConfig("7b", 32, 4096, 11008, 32, 32, 32000)
