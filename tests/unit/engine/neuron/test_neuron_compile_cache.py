@@ -15,7 +15,8 @@ from hlat.engine.neuron import neuron_compile_cache
 
 VERSION = "neuronxcc-2.21.18209.0+043b1bf7"
 MERGE = (
-    "import sys; from pathlib import Path; from hlat import neuron_compile_cache as c; "
+    "import sys; from pathlib import Path; "
+    "from hlat.engine.neuron import neuron_compile_cache as c; "
     "*sources, target = map(Path, sys.argv[1:]); print('ready', flush=True); "
     "sys.stdin.read(); c.merge_caches(sources, target)"
 )
