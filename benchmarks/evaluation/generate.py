@@ -32,7 +32,7 @@ from hlat.inference.inference_model import InferenceModel
 from hlat.model import hugging_face_config
 
 HERE = Path(__file__).resolve().parent
-RESULT, DOCUMENT = HERE / "generate.json", HERE.parent.parent / "docs/humaneval.md"
+RESULT, DOCUMENT = HERE / "generate.json", HERE / "README.md"
 Json = dict[str, Any]
 SHAPE = [
     "model.num_layers=4",
@@ -141,7 +141,7 @@ def measure(repetitions: int) -> Json:
 
 
 def render(result: Json) -> None:
-    """Write the table into docs/humaneval.md."""
+    """Write the table into README.md."""
     rows = []
     for name, case in result["cases"].items():
         speeds, ratio = case["tokens_per_cpu_second"], case["ratio"]

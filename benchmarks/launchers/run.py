@@ -7,7 +7,7 @@ PYTHON is the interpreter of an environment with hydra-submitit-launcher. The sc
 submission ends when squeue lists 200 tasks. hydra-submitit-launcher waits for its jobs, so the
 script kills it then. Its application has three settings and no training; hlat.train has all its
 settings. The script then runs four points with hydra-submitit-launcher, of which one raises an
-exception and one is killed. It writes result.json and the table in docs/launchers.md.
+exception and one is killed. It writes result.json and the table in README.md.
 """
 
 import json
@@ -158,7 +158,7 @@ def main(python: str, repetitions: int) -> None:
     }
     print(failures)
     (HERE / "result.json").write_text(json.dumps(result, indent=2) + "\n")
-    write_between(REPOSITORY / "docs/launchers.md", "launchers", render(result))
+    write_between(HERE / "README.md", "launchers", render(result))
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from benchmarks.common import describe_machine, machine, spread, table, write_be
 
 HERE = Path(__file__).resolve().parent
 CHECKOUT = HERE.parent.parent
-RESULT, DOCUMENT = HERE / "result.json", CHECKOUT / "docs/generate.md"
+RESULT, DOCUMENT = HERE / "result.json", HERE / "README.md"
 Json = dict[str, Any]
 SHAPE = [
     "model.num_layers=4",
@@ -144,7 +144,7 @@ def measure(repetitions: int, peer: Path | None) -> Json:
 
 
 def render(result: Json) -> None:
-    """Write the table into docs/generate.md."""
+    """Write the table into README.md."""
     header = ["clients", "server", "served", "refused (503)", "ms per token", "s to first token"]
     names = {"hlat": "a batch", "peer": "one text at a time"}
     rows = []
@@ -165,7 +165,7 @@ def render(result: Json) -> None:
     text = (
         f"{table([*header, 'tokens/s of all'], rows)}\n\n"
         f"Medians of {result['repetitions']} repetitions "
-        f"([script](../benchmarks/serving/run.py)), streams of {result['tokens']} tokens, 4 layers "
+        f"([script](run.py)), streams of {result['tokens']} tokens, 4 layers "
         f"of width 256. {machine(result)}"
     )
     write_between(DOCUMENT, "serving", text)

@@ -6,7 +6,7 @@ A fault is injected into runs of every layout. A trial passes if rows and tensor
 to those of an uninterrupted run, or if the damage is reported with the name of the file and the
 previous checkpoint is used. Results are added to matrix.json after each run, so repeating the
 command continues an interrupted matrix, and it ends when every fault has been tried often enough.
-docs/reliability.md has the table.
+README.md has the table.
 """
 
 import argparse
@@ -47,7 +47,7 @@ from tests.faults.trials import (
 
 HERE = Path(__file__).resolve().parent
 RESULT = HERE / "matrix.json"
-PAGE = HERE.parents[1] / "docs/reliability.md"
+PAGE = HERE / "README.md"
 ALL_LAYOUTS = ("single", *TWO_RANKS)
 MANY_TRIALS = 500
 COMMAND = "python -m tests.faults.matrix"
