@@ -27,6 +27,7 @@ from hlat.doctor.engine_harness import (
     sample_batch,
     sample_weights,
 )
+from hlat.model.parameter_spec import ParameterRole
 
 _OPERATORS = (Fp32Operator.norm, Fp32Operator.loss)
 """Operators whose result for exact values is exact; each is needed for an exact loss."""
@@ -147,7 +148,7 @@ def _measure_changed_fraction(harness: EngineHarness) -> float:
             weights[name] = np.zeros_like(weight)
         elif projection in ("v_proj", "o_proj") and weight.ndim > 1:
             weights[name] = np.eye(*weight.shape, dtype=np.float32)
-        elif name.endswith("sinks"):
+        elif harness.parameters[name].role is ParameterRole.sink:
             weights[name] = np.full_like(weight, _ABSENT_SINK)
     harness.load_weights(weights)
     length = config.batch.sequence_length

@@ -12,6 +12,7 @@ from hlat.doctor.check_result import CheckResult, FaultLocation, build_result
 from hlat.doctor.engine_harness import EngineHarness
 from hlat.doctor.gradient_check import format_parallel_axes
 from hlat.model.decoder_spec import ScaledInit
+from hlat.model.parameter_spec import Initialization, ParameterRole, ParameterSpec
 from hlat.model.weight_initialization import compute_initial_values
 from hlat.recovery.preflight_checks import format_first
 
@@ -31,7 +32,8 @@ def check_initialisation(harness: EngineHarness) -> Iterator[CheckResult]:
     faults: list[FaultLocation] = []
     problems, largest = [], 0.0
     for name, values in weights.items():
-        error, tolerance, problem = _compare_distribution(config.model, name, values)
+        spec = harness.parameters[name]
+        error, tolerance, problem = _compare_distribution(config.model, spec, values)
         largest = max(largest, error)
         if not error <= tolerance:
             faults.append(FaultLocation(name, "model"))
@@ -54,31 +56,25 @@ def check_initialisation(harness: EngineHarness) -> Iterator[CheckResult]:
 
 
 def _compare_distribution(
-    model: ModelConfig, name: str, values: NDArray[np.float32]
+    model: ModelConfig, spec: ParameterSpec, values: NDArray[np.float32]
 ) -> tuple[float, float, str]:
     """Return the error of initial values, its tolerance, and the description of the difference."""
-    if (constant := _find_constant(model, name)) is not None:
+    if spec.init is not Initialization.normal:
+        constant = float(spec.init is Initialization.ones)
         error = float(np.abs(values - np.float32(constant)).max())
-        return error, 0.0, f"{name} differs from {constant:g} by up to {error:.4g}"
-    expected = _compute_expected_std(model, name)
+        return error, 0.0, f"{spec.name} differs from {constant:g} by up to {error:.4g}"
+    expected = _compute_expected_std(model, spec)
     measured = float(values.astype(np.float64).std())
     tolerance = _SIGMAS / math.sqrt(2 * values.size) + _ROUNDING_TOLERANCE
-    problem = f"{name} has standard deviation {measured:.4g}, expected {expected:.4g}"
+    problem = f"{spec.name} has standard deviation {measured:.4g}, expected {expected:.4g}"
     return abs(measured / expected - 1), tolerance, problem
 
 
-def _find_constant(model: ModelConfig, name: str) -> float | None:
-    """Return the initial value of all elements of norms, biases and sinks; None for matrices."""
-    if "norm" in name:
-        return float(not model.norm.zero_centered)
-    return 0.0 if name.endswith((".bias", ".sinks")) else None
-
-
-def _compute_expected_std(model: ModelConfig, name: str) -> float:
+def _compute_expected_std(model: ModelConfig, spec: ParameterSpec) -> float:
     """Return the configured standard deviation (paper, section IV-C)."""
-    if not name.endswith(("o_proj.weight", "down_proj.weight")):
+    if spec.role is not ParameterRole.residual or spec.layer is None:
         return model.init_std
-    layer_number = int(name.split(".")[2]) + 1
+    layer_number = spec.layer + 1
     divisors = {ScaledInit.depth: 2 * model.num_layers, ScaledInit.layer: 2 * layer_number}
     return model.init_std / math.sqrt(divisors.get(model.scaled_init, 1))
 
