@@ -43,6 +43,11 @@ def runs(root: str | PathLike[str] = "runs", where: str | None = None) -> pa.Tab
 
     Raises:
         ConfigError: The root does not exist, or the filter is invalid.
+
+    Examples:
+        >>> table = hlat.runs("runs", where="config.optimizer.name=adamw and step>=2")
+        >>> table["run"].to_pylist()
+        ['x']
     """
     from hlat.study.index_file import load_run_list
     from hlat.study.run_filter import filter_runs
@@ -57,6 +62,15 @@ def load_run(path: str | PathLike[str]) -> "Run":
 
     Raises:
         ConfigError: The directory contains no run.
+
+    Examples:
+        >>> run = hlat.load_run("runs/x")
+        >>> run.settings["optimizer.name"]
+        'adamw'
+        >>> run.metrics["step"].to_pylist()
+        [1, 2]
+        >>> run.summary["final_loss"] == run.metrics["loss"][-1].as_py()
+        True
     """
     return Run(Path(path), load_run_record(Path(path)))
 
@@ -132,6 +146,14 @@ class Run:
 
         Raises:
             ConfigError: The run has no such checkpoint or tensor, or it is damaged.
+
+        Examples:
+            >>> run = hlat.load_run("runs/x")
+            >>> run.checkpoint_steps
+            [2]
+            >>> tensors = run.load_tensors(2)
+            >>> tensors["weights/model.norm.weight"].shape
+            torch.Size([64])
         """
         from hlat.checkpoint import checkpoint_lookup, checkpoint_store
         from hlat.checkpoint.safetensors_file import SafetensorsReader
@@ -156,6 +178,14 @@ class Run:
 
         Raises:
             ConfigError: The run has no such checkpoint, it is damaged, or an override is invalid.
+
+        Examples:
+            >>> with hlat.load_run("runs/x").load_model() as model:
+            ...     text = model.generate("def main", max_tokens=8, temperature=0)
+            ...     text == model.generate("def main", max_tokens=8, temperature=0)
+            ...     model.score("def ", "main") < 0
+            True
+            True
         """
         from hlat.inference.inference_config import build_inference_config
         from hlat.inference.model_source import find_model

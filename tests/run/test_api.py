@@ -1,5 +1,6 @@
 """The Python API on a trained run, and finished runs that are not trained again."""
 
+import doctest
 import json
 import os
 from pathlib import Path
@@ -8,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 import hlat
-from hlat import launch_environment
+from hlat import api, launch_environment
 from hlat.config.config_errors import ConfigError
 from hlat.config.resolve import resolve_config
 from tests.support.other_user import act_as_nobody, needs_root
@@ -52,6 +53,19 @@ def test_a_run_has_configuration_metrics_tensors_and_model(root) -> None:
         assert model.score("def ", "main") < 0
     with pytest.raises(ConfigError, match="is not a run directory"):
         hlat.load_run(root)
+
+
+def test_the_examples_of_docstrings(root, monkeypatch) -> None:
+    monkeypatch.chdir(root.parent)
+    found = doctest.DocTestFinder().find(api, extraglobs={"hlat": hlat})
+    examples = [test for test in found if test.examples]
+    assert [test.name.removeprefix("hlat.api.") for test in examples] == [
+        *("Run.load_model", "Run.load_tensors", "load_run", "runs")
+    ]
+    runner = doctest.DocTestRunner()
+    for test in examples:
+        runner.run(test)
+    assert runner.summarize(verbose=False).failed == 0
 
 
 def test_an_equal_run_under_another_name_is_a_copy(runner_at_step_2) -> None:
