@@ -203,10 +203,12 @@ def _build_command(
         (resource.RLIMIT_CORE, 0),
     ]
     # bwrap binds its life to that of its parent before it reports its child, and too late if the
-    # parent has ended until then. The program starts if the parent has received the report.
+    # parent has ended until then. The program starts if the parent has received the report and has
+    # not ended since: a pipe without a writer is readable.
     bootstrap = (
-        "import os, resource, sys; start_fd = int(sys.argv.pop()); "
-        "os.read(start_fd, 1) or sys.exit('the parent has ended'); os.close(start_fd); "
+        "import os, resource, select, sys; start_fd = int(sys.argv.pop()); "
+        "os.read(start_fd, 1) and not select.select([start_fd], [], [], 0)[0] "
+        "or sys.exit('the parent has ended'); os.close(start_fd); "
         f"[resource.setrlimit(k, (v, v)) for k, v in {rlimits}]; "
         "exec(compile(open(int(sys.argv[1])).read(), 'program', 'exec'))"
     )

@@ -384,6 +384,18 @@ def test_program_is_killed_with_its_parent(seconds):
     assert not remaining
 
 
+def test_program_does_not_start_if_its_parent_ended_after_the_report(tmp_path):
+    start_fd, parent_fd = os.pipe()
+    os.write(parent_fd, b"\n")
+    os.close(parent_fd)
+    with open(tmp_path / "program", "w+") as file:
+        fds = (file.fileno(), start_fd)
+        command = sandbox._build_command(fds, (0, 0), ResourceLimits(), False)
+        done = subprocess.run(command, pass_fds=fds, capture_output=True, text=True)
+    os.close(start_fd)
+    assert (done.returncode, done.stderr) == (1, "the parent has ended\n")
+
+
 def test_file_descriptors_are_not_inherited(tmp_path):
     with open(tmp_path / "secret", "w+") as file:
         os.set_inheritable(file.fileno(), True)
