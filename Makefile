@@ -68,7 +68,7 @@ test: $(VENV)/.installed-dev
 	$(PYTEST) --numprocesses 2 $(ARGS)
 
 test-all: $(VENV)/.installed-dev
-	$(PYTEST) --numprocesses 2 -m $(ALL_TESTS) $(ARGS) || { test $$? -eq 1 && $(BIN)/python -m pytest -m $(ALL_TESTS) --last-failed --last-failed-no-failures none; }
+	$(PYTEST) --numprocesses 2 -m $(ALL_TESTS) $(ARGS) || { test $$? -eq 1 && $(PYTEST) --numprocesses 1 -m $(ALL_TESTS) --last-failed --last-failed-no-failures none; }
 
 test-versions:
 	.ci/versions
