@@ -27,8 +27,6 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY))
 
 from hlat import __main__ as hlat_main  # noqa: E402
-from hlat.campaign import campaign_state  # noqa: E402
-from hlat.campaign.stage_job import StageJob  # noqa: E402
 from hlat.config import argument_parser  # noqa: E402
 from hlat.config.compose import import_launcher_module  # noqa: E402
 from hlat.config.config_errors import ExitCode  # noqa: E402
@@ -36,7 +34,12 @@ from hlat.config.config_json import parse_section  # noqa: E402
 from hlat.config.engine_capabilities import ENGINE_CAPABILITIES  # noqa: E402
 from hlat.config.model import ModelConfig  # noqa: E402
 from hlat.config.run import Config  # noqa: E402
-from hlat.jobs import attempt, job_table  # noqa: E402
+from hlat.jobs import (  # noqa: E402
+    attempt,
+    campaign_state,
+    job_table,
+)
+from hlat.jobs.stage_job import StageJob  # noqa: E402
 from hlat.model import families  # noqa: E402
 from hlat.model.decoder_spec import count_parameters  # noqa: E402
 

@@ -29,7 +29,7 @@ _SECTIONS = {
     "Train": {
         "train": _CommandSpec("hlat.train", "Train a model, or resume a run.", True),
         "sweep": _CommandSpec("hlat.train", "Train every point of a sweep.", True, ("-m",)),
-        "campaign": _CommandSpec("hlat.campaign", "Run a chain of runs and evaluations."),
+        "campaign": _CommandSpec("hlat.jobs.campaign", "Run a chain of runs and evaluations."),
     },
     "Before a run": {
         "prepare": _CommandSpec("hlat.prepare", "Convert text files to training data."),
@@ -54,7 +54,7 @@ _SECTIONS = {
     },
     "On a cluster": {
         "jobs": _CommandSpec("hlat.jobs", "List, follow, cancel or resubmit Slurm jobs."),
-        "cluster": _CommandSpec("hlat.cluster", "Write an AWS ParallelCluster config.", True),
+        "cluster": _CommandSpec("hlat.jobs.cluster", "Write an AWS ParallelCluster config.", True),
     },
 }
 _COMMANDS = {name: spec for section in _SECTIONS.values() for name, spec in section.items()}

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 
+from hlat.config.command_job import CommandJob
 from hlat.config.engine_capabilities import ENGINE_CAPABILITIES
 from hlat.config.run import Config
 from hlat.engine.neuron import neuron_compile_cache, neuron_environment
-from hlat.jobs.command_job import CommandJob
 
 
 class Accelerator(Enum):

@@ -12,8 +12,8 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from hlat.config import frozen_config
+from hlat.config.command_job import CommandJob
 from hlat.config.config_errors import ConfigError
-from hlat.jobs.command_job import CommandJob
 
 from ._job_spec import JobSpec, build_job, build_object_name
 from ._sweep_points import (

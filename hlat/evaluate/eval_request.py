@@ -9,6 +9,7 @@ from pathlib import Path
 
 from hlat.checkpoint import checkpoint_directory
 from hlat.checkpoint.checkpoint_manifest import COMMIT_MARKER
+from hlat.config.command_job import CommandJob
 from hlat.config.config_errors import ConfigError
 from hlat.evaluate import humaneval
 from hlat.evaluate.harness_settings import HarnessSettings
@@ -17,7 +18,6 @@ from hlat.evaluate.paper_tasks import HUMANEVAL, OWN_TASKS
 from hlat.evaluate.user_tasks import is_task_file
 from hlat.inference import model_metadata
 from hlat.inference.inference_config import build_inference_config, build_unverified_config
-from hlat.jobs.command_job import CommandJob
 from hlat.tracking.run_directory import EVALUATIONS_DIR
 
 _MAX_NAME_LENGTH = 40

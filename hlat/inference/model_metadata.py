@@ -15,10 +15,10 @@ from hlat.config.config_errors import ConfigError
 from hlat.config.config_json import parse_section
 from hlat.config.model import ModelConfig
 from hlat.config.precision import Dtype
-from hlat.jobs.submission import find_latest_submission
 from hlat.model import hugging_face_config
 from hlat.storage import storage_path
 from hlat.storage.bounded_files import read_bounded
+from hlat.tracking.run_directory import find_latest_submission_path
 
 _CONFIG_KEYS = ("model", "batch.sequence_length", "precision.weights", "precision.fp32_operators")
 
@@ -52,9 +52,9 @@ def load_metadata(location: str) -> ModelMetadata | None:
     for run_dir in (path, path.absolute().parent.parent):
         if is_run_dir(run_dir):
             return load_run_metadata(run_dir)
-        submission = find_latest_submission(run_dir)
-        if submission is not None and is_run_dir(submission.path):  # the run has not started
-            return _load_metadata(run_dir, submission.path)
+        submission_path = find_latest_submission_path(run_dir)
+        if submission_path is not None and is_run_dir(submission_path):  # the run has not started
+            return _load_metadata(run_dir, submission_path)
     state_file = path / "state.json"
     if (path / COMMIT_MARKER).is_file():
         text = _load_json(state_file).get("config")

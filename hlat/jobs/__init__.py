@@ -1,1 +1,1 @@
-"""Submissions, attempts and states of scheduler jobs."""
+"""Jobs of schedulers, and campaigns: stages that run as jobs."""

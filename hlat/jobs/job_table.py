@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hlat.config.command_job import COMMANDS_DIR
 from hlat.config.config_errors import ExitCode
 from hlat.jobs import slurm_commands
-from hlat.jobs.command_job import COMMANDS_DIR
 from hlat.jobs.score_files import load_all_scores
 from hlat.jobs.slurm_commands import JobState
 from hlat.jobs.submission import SubmissionDir, find_latest_submission

@@ -23,16 +23,21 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from hlat.config.command_job import COMMANDS_DIR
 from hlat.config.config_errors import ConfigError
-from hlat.jobs.command_job import COMMANDS_DIR
 from hlat.jobs.job_array import JobArray, create_numbered_dir, find_script
 from hlat.recovery import host_info
 from hlat.tracking import sweep_log
 from hlat.tracking.jsonl_log import JsonlLog
-from hlat.tracking.run_directory import EVALUATIONS_DIR, build_unwritable_error
+from hlat.tracking.run_directory import (
+    EVALUATIONS_DIR,
+    SUBMISSION_FILE,
+    SUBMISSIONS_DIR,
+    build_unwritable_error,
+    find_latest_submission_path,
+)
 
-_JOB_FILE = "job.json"
-_SUBMISSIONS_DIR, _LOCK_FILE = "submissions", ".lock"
+_LOCK_FILE = ".lock"
 _OTHER_OPEN_FILES = 256
 """Files that a command opens besides one lock per run."""
 
@@ -101,7 +106,7 @@ class SubmissionDir:
     @property
     def last_job_id(self) -> str | None:
         """Job id of the last submission to the scheduler; None before the first."""
-        if not (self.path / _JOB_FILE).exists():
+        if not (self.path / SUBMISSION_FILE).exists():
             return None
         submission = self.load()
         if submission.array is not None:
@@ -126,7 +131,7 @@ class SubmissionDir:
 
     def save(self, submission: Submission) -> None:
         """Write job.json."""
-        (self.path / _JOB_FILE).write_text(json.dumps(asdict(submission), indent=2) + "\n")
+        (self.path / SUBMISSION_FILE).write_text(json.dumps(asdict(submission), indent=2) + "\n")
 
     def load(self) -> Submission:
         """Read job.json.
@@ -135,7 +140,7 @@ class SubmissionDir:
             ConfigError: The file is missing or invalid.
         """
         try:
-            fields: dict[str, Any] = json.loads((self.path / _JOB_FILE).read_text())
+            fields: dict[str, Any] = json.loads((self.path / SUBMISSION_FILE).read_text())
             return Submission(**fields)
         except (OSError, ValueError, TypeError) as error:
             raise ConfigError(f"{self.path} contains no valid submission") from error
@@ -143,7 +148,7 @@ class SubmissionDir:
 
 def create_submission_dir(run_dir: Path) -> SubmissionDir:
     """Create the next directory of a run's submissions."""
-    return SubmissionDir(create_numbered_dir(run_dir / _SUBMISSIONS_DIR))
+    return SubmissionDir(create_numbered_dir(run_dir / SUBMISSIONS_DIR))
 
 
 @contextmanager
@@ -153,7 +158,7 @@ def lock_submissions(run_dirs: Iterable[Path]) -> Iterator[None]:
     Raises:
         ConfigError: Another command submits one of them, or a directory is not writable.
     """
-    directories = sorted({run_dir / _SUBMISSIONS_DIR for run_dir in run_dirs})
+    directories = sorted({run_dir / SUBMISSIONS_DIR for run_dir in run_dirs})
     host_info.raise_open_file_limit(len(directories) + _OTHER_OPEN_FILES)
     with ExitStack() as locks:
         for directory in directories:
@@ -204,9 +209,8 @@ def _try_lock(lock: IO[str], file: Path) -> bool:
 
 def find_latest_submission(run_dir: Path) -> SubmissionDir | None:
     """Return the newest submission of a run or evaluation, or None."""
-    paths = [path.parent for path in (run_dir / _SUBMISSIONS_DIR).glob(f"*/{_JOB_FILE}")]
-    numbered = [path for path in paths if path.name.isdecimal()]
-    return SubmissionDir(max(numbered, key=lambda path: int(path.name))) if numbered else None
+    path = find_latest_submission_path(run_dir)
+    return None if path is None else SubmissionDir(path)
 
 
 def find_submitted_runs(directory: Path) -> Iterator[Path]:

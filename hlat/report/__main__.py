@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _submit(runs: Sequence[Path], words: Sequence[str], overrides: Sequence[str]) -> int:
     """Submit the report of one run or directory as a job."""
-    from hlat.jobs.command_submission import submit_command
+    from hlat.config.command_job import submit_command
 
     if len(runs) != 1:
         raise ConfigError(f"a job writes the report of one directory, but {len(runs)} are given")
@@ -89,7 +89,7 @@ def _run(arguments: argparse.Namespace) -> int:
     elif arguments.serve is not None:
         return _serve(directories, arguments.serve)
     else:
-        from hlat.campaign.stage_job import is_campaign_dir
+        from hlat.jobs.stage_job import is_campaign_dir
         from hlat.study.run_record import is_run_dir  # drawing is slow to import; --help is not
 
         first, *others = directories
@@ -106,7 +106,7 @@ def _run(arguments: argparse.Namespace) -> int:
         else:
             lines = _compare_runs(directories, arguments.output, arguments.wandb)
         if not others and is_campaign_dir(first):
-            from hlat.campaign.campaign_report import write_campaign_report
+            from hlat.jobs.campaign_report import write_campaign_report
 
             lines += ["", *write_campaign_report(first)]
     print("\n".join(lines))

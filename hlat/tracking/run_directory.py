@@ -20,16 +20,25 @@ from hlat.storage.durable_files import replace_file
 from hlat.tracking.jsonl_log import open_events_log, open_metrics_log
 
 _LOCK_FILE = ".lock"
-_OTHER_WRITERS = ("submissions", "wandb")
-"""Directories that the launcher and W&B write, which create links of their own."""
 EVALUATIONS_DIR = "evaluations"
 """Directory of scores in a run directory or a model directory."""
+SUBMISSIONS_DIR, SUBMISSION_FILE = "submissions", "job.json"
+"""Directory of the submissions to a scheduler, and file that each of them contains."""
+_OTHER_WRITERS = (SUBMISSIONS_DIR, "wandb")
+"""Directories that the launcher and W&B write, which create links of their own."""
 
 
 def build_run_dir(run: RunConfig) -> Path:
     """Return `<run.root>/<run.name>`."""
     assert run.name is not None, "resolve names every run"
     return Path(run.root) / run.name
+
+
+def find_latest_submission_path(run_dir: Path) -> Path | None:
+    """Return the directory of the newest submission of a run or command; None: not submitted."""
+    files = (run_dir / SUBMISSIONS_DIR).glob(f"*/{SUBMISSION_FILE}")
+    numbered = [file.parent for file in files if file.parent.name.isdecimal()]
+    return max(numbered, key=lambda path: int(path.name), default=None)
 
 
 @contextmanager

@@ -17,8 +17,8 @@ from hydra.core.utils import JobReturn
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
+from hlat.config.command_job import CommandJob
 from hlat.config.config_errors import ConfigError
-from hlat.jobs.command_job import CommandJob
 
 from .._hourly_cost import format_hourly_cost
 from .._job_spec import (

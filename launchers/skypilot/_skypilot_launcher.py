@@ -17,8 +17,8 @@ from hydra.core.utils import JobReturn
 
 from hlat import launch_environment
 from hlat.config import frozen_config
+from hlat.config.command_job import CommandJob
 from hlat.config.config_errors import ConfigError, ExitCode
-from hlat.jobs.command_job import CommandJob
 
 from .._hourly_cost import format_hourly_cost
 from .._job_spec import Accelerator, JobSpec, build_command_job, build_object_name

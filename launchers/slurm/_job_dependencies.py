@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from hlat.config.command_job import CommandJob
 from hlat.config.config_errors import ConfigError
 from hlat.jobs import slurm_commands
-from hlat.jobs.command_job import CommandJob
 from hlat.jobs.held_jobs import HeldJobs, has_checkpoint
 from hlat.jobs.job_table import load_job_rows
 from hlat.jobs.submission import find_latest_submission

@@ -19,8 +19,8 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.utils import JobReturn
 
 from hlat.config import entry_point, frozen_config
+from hlat.config.command_job import CommandJob
 from hlat.config.config_errors import ConfigError
-from hlat.jobs.command_job import CommandJob
 from hlat.jobs.job_table import JobRow, load_job_rows
 from hlat.jobs.submission import Submission, SubmissionDir, lock_submissions
 

@@ -17,9 +17,9 @@ LAYERS = {
     **dict.fromkeys(("storage", "parallelism", "training_state", "launch_environment"), 1),
     **dict.fromkeys(("model", "precision", "optim", "data", "checkpoint", "tracking"), 2),
     **dict.fromkeys(("engine", "study"), 3),
-    **dict.fromkeys(("prepare", "evaluate", "jobs", "report", "recovery", "doctor", "campaign"), 4),
+    **dict.fromkeys(("prepare", "evaluate", "jobs", "report", "recovery", "doctor"), 4),
     **dict.fromkeys(("figures", "inference", "plan"), 4),
-    **dict.fromkeys(("__main__", "train", "average", "export", "precompile", "cluster", "api"), 5),
+    **dict.fromkeys(("__main__", "train", "average", "export", "precompile", "api"), 5),
 }
 ENTRIES = {name for name, layer in LAYERS.items() if layer == 5}
 FENCES = {
@@ -47,7 +47,7 @@ FENCES = {
     "scipy": {"study"},
     "click": {"__main__"},
     "hydra": {"config", *ENTRIES},  # and every __main__
-    "omegaconf": {"config", *ENTRIES},
+    "omegaconf": {"config", "jobs.cluster", *ENTRIES},
     "orjson": {"report", "study"},
     "psutil": {"recovery", "tracking"},
     "yaml": {"config"},

@@ -10,11 +10,11 @@ from unittest import mock
 
 from omegaconf import DictConfig
 
-from hlat.campaign.campaign_file import load_campaign
 from hlat.config import compose, entry_point
 from hlat.config.config_errors import ExitCode
 from hlat.config.resolve import resolve_config
 from hlat.jobs import job_table, slurm_commands
+from hlat.jobs.campaign_file import load_campaign
 from hlat.jobs.submission import Submission, create_submission_dir
 from hlat.plan import __main__ as plan
 from hlat.plan.feasibility import validate_feasibility

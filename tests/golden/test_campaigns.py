@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from hlat.campaign import __main__ as campaign
+from hlat.jobs import campaign
 
 GOLDEN = Path(__file__).with_name("campaigns")
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hlat import cluster
+from hlat.jobs import cluster
 
 GOLDEN = Path(__file__).parent / "clusters"
 PRESETS = {

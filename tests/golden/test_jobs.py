@@ -7,8 +7,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from hlat.config import compose as composition
+from hlat.config.command_job import CommandJob
 from hlat.config.package_dirs import find_package_dir
-from hlat.jobs.command_job import CommandJob
 from hlat.jobs.submission import SubmissionDir
 
 composition.register_configs()

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
+from hlat.config.command_job import CommandJob
 from hlat.config.compose import import_launcher_module
-from hlat.jobs.command_job import CommandJob
 
 GOLDEN = Path(__file__).parent / "manifests"
 SDK = {"trn1_32xl": "neuron_2_28", "trn1n_32xl": "neuron_2_31", "trn2_48xl": "neuron_2_33"}

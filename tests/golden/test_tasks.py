@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
+from hlat.config.command_job import CommandJob
 from hlat.config.compose import import_launcher_module
-from hlat.jobs.command_job import CommandJob
 
 GOLDEN = Path(__file__).parent / "tasks"
 BUCKET = {"/mnt/hlat": {"source": "s3://my-bucket", "mode": "MOUNT_CACHED"}}

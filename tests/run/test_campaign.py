@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hlat.campaign import __main__ as campaign
+from hlat.jobs import campaign
 from tests.run.conftest import PYTHONPATH, CommandResult, call_command
 
 CHAIN = """\
@@ -37,7 +37,7 @@ def folder(tmp_path: Path, small: list[str]) -> Path:
 
 def start(folder: Path, *arguments: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(
-        [sys.executable, "-m", "hlat.campaign", "chain.yaml", *arguments],
+        [sys.executable, "-m", "hlat.jobs.campaign", "chain.yaml", *arguments],
         cwd=folder,
         env=os.environ | {"PYTHONPATH": PYTHONPATH},
         text=True,

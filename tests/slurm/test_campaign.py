@@ -47,7 +47,7 @@ class CampaignUser:
 
     def run(self, *arguments: str) -> str:
         """Run the command and return its output."""
-        done = self.login.python("hlat.campaign", "chain.yaml", *arguments)
+        done = self.login.python("hlat.jobs.campaign", "chain.yaml", *arguments)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from itertools import count
 from pathlib import Path
 
-from hlat.campaign.campaign_state import CampaignLog, StageState, StageStatus
-from hlat.campaign.stage_expansion import ExpandedCampaign
-from hlat.campaign.stage_job import StageJob, find_dependents
 from hlat.checkpoint.checkpoint_directory import format_step_name
 from hlat.config.config_errors import ConfigError
+from hlat.jobs.campaign_state import CampaignLog, StageState, StageStatus
+from hlat.jobs.stage_expansion import ExpandedCampaign
+from hlat.jobs.stage_job import StageJob, find_dependents
 
 _REPLACED_DIR = "replaced"
 _ACTIVE = (StageState.running, StageState.submitted)

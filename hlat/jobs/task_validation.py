@@ -2,10 +2,10 @@
 
 import importlib.util
 
-from hlat.campaign.campaign_file import Campaign
 from hlat.config.config_errors import ConfigError
 from hlat.evaluate.lm_eval_tasks import TaskLoader, validate_harness_installed
 from hlat.evaluate.paper_tasks import OWN_TASKS
+from hlat.jobs.campaign_file import Campaign
 
 
 def validate_tasks(campaign: Campaign, is_local: bool) -> None:

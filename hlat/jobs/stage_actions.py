@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from enum import Enum
 
-from hlat.campaign.campaign_state import NEVER_SATISFIED, StageState, StageStatus
-from hlat.campaign.stage_job import StageJob
+from hlat.jobs.campaign_state import NEVER_SATISFIED, StageState, StageStatus
+from hlat.jobs.stage_job import StageJob
 
 
 class StageAction(Enum):

@@ -1,9 +1,9 @@
 """Decisions about the jobs of a campaign when its command is repeated."""
 
-from hlat.campaign.campaign_execution import can_continue
-from hlat.campaign.campaign_state import NEVER_SATISFIED, StageState, StageStatus
-from hlat.campaign.stage_actions import StageAction, decide_actions, find_unchangeable
-from hlat.campaign.stage_job import StageJob, find_dependents
+from hlat.jobs.campaign_execution import can_continue
+from hlat.jobs.campaign_state import NEVER_SATISFIED, StageState, StageStatus
+from hlat.jobs.stage_actions import StageAction, decide_actions, find_unchangeable
+from hlat.jobs.stage_job import StageJob, find_dependents
 
 
 def job(name: str, *after: str) -> StageJob:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from hlat.campaign.campaign_file import find_campaign_file, list_campaigns, load_campaign
 from hlat.config.config_errors import ConfigError
+from hlat.jobs.campaign_file import find_campaign_file, list_campaigns, load_campaign
 
 CHAIN = """
 stages:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from hlat.campaign.campaign_page import GraphNode, build_layout, reduce_edges, write_campaign_page
+from hlat.jobs.campaign_page import GraphNode, build_layout, reduce_edges, write_campaign_page
 
 NODES = [
     GraphNode("train", "train", "finished", "to step 3", ()),

@@ -13,18 +13,18 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from hlat.campaign.campaign_state import (
+from hlat.config.config_errors import ConfigError, ExitCode
+from hlat.config.entry_point import build_module_command
+from hlat.config.model_overrides import format_override
+from hlat.config.override_keys import merge_overrides
+from hlat.jobs.campaign_state import (
     KUBERNETES,
     CampaignLog,
     StageState,
     StageStatus,
 )
-from hlat.campaign.stage_job import StageJob
-from hlat.campaign.submitted_stages import format_launcher_settings, run_command
-from hlat.config.config_errors import ConfigError, ExitCode
-from hlat.config.entry_point import build_module_command
-from hlat.config.model_overrides import format_override
-from hlat.config.override_keys import merge_overrides
+from hlat.jobs.stage_job import StageJob
+from hlat.jobs.submitted_stages import format_launcher_settings, run_command
 
 _TIMEOUT_S = 60
 _ACTIVE = (StageState.submitted, StageState.running)

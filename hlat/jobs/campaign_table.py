@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hlat.campaign.campaign_cost import StageCost, sum_known
-from hlat.campaign.campaign_state import StageStatus
-from hlat.campaign.stage_job import StageJob
+from hlat.jobs.campaign_cost import StageCost, sum_known
+from hlat.jobs.campaign_state import StageStatus
+from hlat.jobs.stage_job import StageJob
 from hlat.tracking.text_format import UNKNOWN, format_count, format_table, format_usd
 
 _STATUS_HEADINGS = ("stage", "state", "job", "after", "detail")

@@ -10,20 +10,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hlat.campaign.campaign_state import (
+from hlat.config.config_errors import ExitCode
+from hlat.config.entry_point import build_module_command, get_user_environment
+from hlat.config.model_overrides import format_override
+from hlat.config.override_keys import merge_overrides
+from hlat.jobs import slurm_commands
+from hlat.jobs.campaign_state import (
     SLURM,
     CampaignLog,
     StageState,
     StageStatus,
     load_submitted_rows,
 )
-from hlat.campaign.stage_actions import StageAction, decide_actions
-from hlat.campaign.stage_job import StageJob
-from hlat.config.config_errors import ExitCode
-from hlat.config.entry_point import build_module_command, get_user_environment
-from hlat.config.model_overrides import format_override
-from hlat.config.override_keys import merge_overrides
-from hlat.jobs import slurm_commands
+from hlat.jobs.stage_actions import StageAction, decide_actions
+from hlat.jobs.stage_job import StageJob
 from hlat.jobs.submission import find_latest_submission
 
 _DICTIONARY_KEYS = ("options", "srun_options")

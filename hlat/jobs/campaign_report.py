@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from hlat.campaign.campaign_page import GraphNode, write_campaign_page
-from hlat.campaign.campaign_state import CampaignLog, StageState, StageStatus, load_statuses
-from hlat.campaign.campaign_table import format_after, format_statuses
-from hlat.campaign.stage_job import StageJob, load_jobs
 from hlat.config.config_errors import ConfigError
 from hlat.evaluate.evaluation_results import format_paper_tables, load_evaluated_models
+from hlat.jobs.campaign_page import GraphNode, write_campaign_page
+from hlat.jobs.campaign_state import CampaignLog, StageState, StageStatus, load_statuses
+from hlat.jobs.campaign_table import format_after, format_statuses
+from hlat.jobs.stage_job import StageJob, load_jobs
 from hlat.tracking.text_format import format_timestamp
 
 _STATE_ORDER = (

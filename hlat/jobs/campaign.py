@@ -21,9 +21,9 @@ from hlat.config.argument_parser import (
 from hlat.config.config_errors import ExitCode
 
 if TYPE_CHECKING:
-    from hlat.campaign.campaign_state import CampaignLog
-    from hlat.campaign.stage_expansion import ExpandedCampaign
-    from hlat.campaign.stage_job import StageJob
+    from hlat.jobs.campaign_state import CampaignLog
+    from hlat.jobs.stage_expansion import ExpandedCampaign
+    from hlat.jobs.stage_job import StageJob
 
 _EXAMPLES = """\
 examples:
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     arguments = parser.parse(argv)
     if arguments.name is None or is_launcher_override(arguments.name):
-        from hlat.campaign.campaign_file import list_campaigns
+        from hlat.jobs.campaign_file import list_campaigns
 
         parser.error(f"give a campaign: {', '.join(list_campaigns())}, or the path of a YAML file")
     parser.validate_launcher_overrides(arguments.overrides)
@@ -72,9 +72,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from hlat.campaign.campaign_file import find_campaign_file, load_campaign
-    from hlat.campaign.campaign_state import CampaignLog
-    from hlat.campaign.stage_expansion import expand_campaign
+    from hlat.jobs.campaign_file import find_campaign_file, load_campaign
+    from hlat.jobs.campaign_state import CampaignLog
+    from hlat.jobs.stage_expansion import expand_campaign
 
     expanded = expand_campaign(load_campaign(find_campaign_file(arguments.name)))
     if arguments.dry_run:
@@ -87,8 +87,8 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _print_costs(expanded: "ExpandedCampaign", as_json: bool) -> int:
-    from hlat.campaign.campaign_cost import compute_costs
-    from hlat.campaign.campaign_table import format_costs, summarize_costs
+    from hlat.jobs.campaign_cost import compute_costs
+    from hlat.jobs.campaign_table import format_costs, summarize_costs
 
     costs = compute_costs(expanded)
     print(json.dumps(summarize_costs(costs), indent=2) if as_json else _join(format_costs(costs)))
@@ -96,8 +96,8 @@ def _print_costs(expanded: "ExpandedCampaign", as_json: bool) -> int:
 
 
 def _print_statuses(expanded: "ExpandedCampaign", log: "CampaignLog", as_json: bool) -> int:
-    from hlat.campaign.campaign_state import load_statuses
-    from hlat.campaign.campaign_table import format_statuses, summarize_statuses
+    from hlat.jobs.campaign_state import load_statuses
+    from hlat.jobs.campaign_table import format_statuses, summarize_statuses
 
     statuses = load_statuses(log, expanded.jobs, log.is_locked)
     table = (expanded.jobs, statuses)
@@ -113,13 +113,13 @@ def _continue(
     expanded: "ExpandedCampaign", log: "CampaignLog", arguments: argparse.Namespace
 ) -> int:
     """Start or submit the jobs that have not started; return the exit code."""
-    from hlat.campaign.campaign_execution import CampaignExecution
-    from hlat.campaign.campaign_report import write_campaign_report
-    from hlat.campaign.campaign_state import load_statuses
-    from hlat.campaign.campaign_table import format_statuses
-    from hlat.campaign.stage_actions import find_unchangeable
-    from hlat.campaign.stage_job import save_jobs
-    from hlat.campaign.stage_repetition import reset_stage
+    from hlat.jobs.campaign_execution import CampaignExecution
+    from hlat.jobs.campaign_report import write_campaign_report
+    from hlat.jobs.campaign_state import load_statuses
+    from hlat.jobs.campaign_table import format_statuses
+    from hlat.jobs.stage_actions import find_unchangeable
+    from hlat.jobs.stage_job import save_jobs
+    from hlat.jobs.stage_repetition import reset_stage
 
     jobs = expanded.jobs
     statuses = load_statuses(log, jobs, False)

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from hlat.campaign import stage_expansion
-from hlat.campaign.campaign_file import load_campaign
-from hlat.campaign.stage_expansion import ExpandedCampaign, expand_campaign
 from hlat.config.compose import compose_config
 from hlat.config.config_errors import ConfigError
 from hlat.inference import inference_config
+from hlat.jobs import stage_expansion
+from hlat.jobs.campaign_file import load_campaign
+from hlat.jobs.stage_expansion import ExpandedCampaign, expand_campaign
 
 STAGES = """
 train: [checkpoint.milestone_tokens=20480]

@@ -13,9 +13,9 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from hlat.campaign.stage_job import StageJob
 from hlat.config.config_errors import ConfigError, ExitCode
 from hlat.jobs.job_table import JobRow, load_job_rows
+from hlat.jobs.stage_job import StageJob
 from hlat.jobs.submission import find_latest_submission
 from hlat.tracking.jsonl_log import JsonlLog
 from hlat.tracking.run_directory import is_in_use, lock_run_dir

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from hlat.campaign import local_stages
-from hlat.campaign.campaign_state import CampaignLog, StageState, StageStatus
-from hlat.campaign.stage_job import StageJob
+from hlat.jobs import local_stages
+from hlat.jobs.campaign_state import CampaignLog, StageState, StageStatus
+from hlat.jobs.stage_job import StageJob
 from hlat.launch_environment import DUMP_SIGNAL
 
 PROGRAM = """

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from hlat import cluster
 from hlat.config.compose import import_launcher_module
+from hlat.jobs import cluster
 
-REPOSITORY = Path(__file__).resolve().parent.parent.parent
+REPOSITORY = Path(__file__).resolve().parent.parent.parent.parent
 SCRIPTS = REPOSITORY / "launchers/parallelcluster"
 SITE = (
     *("--region", "us-west-2", "--subnet", "subnet-0aaa", "--head-subnet", "subnet-0bbb"),

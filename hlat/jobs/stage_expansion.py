@@ -8,10 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hlat.campaign.campaign_file import Campaign, Stage
-from hlat.campaign.campaign_page import PAGE_NAME
-from hlat.campaign.stage_job import StageJob, compute_digest
 from hlat.checkpoint.checkpoint_directory import format_step_name, parse_step
+from hlat.config.command_job import build_job_dir
 from hlat.config.compose import compose_config
 from hlat.config.config_errors import ConfigError
 from hlat.config.frozen_config import format_config
@@ -24,7 +22,9 @@ from hlat.evaluate.humaneval import HumanEvalSettings
 from hlat.evaluate.paper_tasks import HUMANEVAL
 from hlat.inference.inference_config import build_inference_config
 from hlat.inference.model_metadata import ModelMetadata
-from hlat.jobs.command_job import build_job_dir
+from hlat.jobs.campaign_file import Campaign, Stage
+from hlat.jobs.campaign_page import PAGE_NAME
+from hlat.jobs.stage_job import StageJob, compute_digest
 from hlat.plan.feasibility import validate_feasibility
 from hlat.tracking.run_directory import EVALUATIONS_DIR
 from hlat.training_state import (

@@ -3,7 +3,9 @@
 import time
 from collections.abc import Mapping, Sequence
 
-from hlat.campaign.campaign_state import (
+from hlat.config.compose import LOCAL_LAUNCHERS, compose_config
+from hlat.config.config_errors import ConfigError, ExitCode
+from hlat.jobs.campaign_state import (
     KUBERNETES,
     NEVER_SATISFIED,
     SLURM,
@@ -12,13 +14,11 @@ from hlat.campaign.campaign_state import (
     StageStatus,
     load_statuses,
 )
-from hlat.campaign.kubernetes_stages import KubernetesStages
-from hlat.campaign.local_stages import LocalStages, validate_no_submitted
-from hlat.campaign.stage_expansion import ExpandedCampaign
-from hlat.campaign.submitted_stages import SlurmStages
-from hlat.campaign.task_validation import validate_tasks
-from hlat.config.compose import LOCAL_LAUNCHERS, compose_config
-from hlat.config.config_errors import ConfigError, ExitCode
+from hlat.jobs.kubernetes_stages import KubernetesStages
+from hlat.jobs.local_stages import LocalStages, validate_no_submitted
+from hlat.jobs.stage_expansion import ExpandedCampaign
+from hlat.jobs.submitted_stages import SlurmStages
+from hlat.jobs.task_validation import validate_tasks
 
 _WAIT_INTERVAL_S = 15.0
 _STUCK_REASONS = (NEVER_SATISFIED, "JobHeldUser")
