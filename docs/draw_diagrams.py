@@ -30,7 +30,7 @@ LAYERS = [
     ("studies", ["study", "figures", "plan"]),
     ("engines", ["engine/interface", "engine/native", "engine/nxd", "engine/neuron"]),
     ("parts", ["model", "precision", "optim", "data", "checkpoint", "tracking"]),
-    ("basis", ["storage", "parallelism", "training_state", "launch_environment"]),
+    ("basis", ["storage", "distributed", "training_state"]),
     ("configuration", ["config"]),
 ]
 INK, LINE, FILL, LANE = "#1f2933", "#7b8794", "#e8f0fb", "#f5f7fa"

@@ -157,7 +157,7 @@ class Run:
         """
         from hlat.checkpoint import checkpoint_lookup, checkpoint_store
         from hlat.checkpoint.safetensors_file import SafetensorsReader
-        from hlat.checkpoint.tensor_slice import build_full_slice
+        from hlat.distributed.tensor_slice import build_full_slice
 
         path, _ = checkpoint_lookup.find_checkpoint(self.path, step)
         records = checkpoint_store.load_manifest(path).tensors

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
-from hlat import launch_environment
 from hlat.config.argument_parser import (
     CommandLineParser,
     build_list_parser,
@@ -23,6 +22,7 @@ from hlat.config.argument_parser import (
 )
 from hlat.config.config_errors import ExitCode
 from hlat.config.precision import Dtype
+from hlat.distributed import rank_environment
 
 _EXAMPLES = """\
 examples:
@@ -113,7 +113,7 @@ def _run_average(arguments: argparse.Namespace) -> ExitCode:
     weights = arguments.weights or [1.0] * len(paths)
     if arguments.steps is not None:  # weights are in the order in which the steps were typed
         weights = [weight for _, weight in sorted(zip(arguments.steps, weights, strict=True))]
-    is_job = launch_environment.RDZV_ENDPOINT_ENV in os.environ
+    is_job = rank_environment.RDZV_ENDPOINT_ENV in os.environ
     if is_job and arguments.output is not None and checkpoint_store.is_checkpoint(arguments.output):
         print(f"{arguments.output} exists; it was written by an earlier attempt")
         return ExitCode.FINISHED

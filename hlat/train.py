@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig, OmegaConf
 
-from hlat import launch_environment
 from hlat.config import entry_point
 from hlat.config.config_errors import ExitCode
 from hlat.config.redaction import redact_text
 from hlat.config.resolve import resolve_config
 from hlat.config.run import Config
+from hlat.distributed import exit_record, rank_environment
 from hlat.engine.neuron import neuron_packages
 from hlat.plan.feasibility import validate_feasibility, validate_vocab_size
 from hlat.recovery import signal_handler
@@ -45,13 +45,13 @@ def main(composed: DictConfig) -> ExitCode:
     composed.run.name = redact_text(str(config.run.name))
     yaml = OmegaConf.to_yaml(composed)
     if run_copy.use_finished_run(config, yaml, overrides):
-        return launch_environment.run_with_exit_record(lambda: ExitCode.FINISHED)
+        return exit_record.run_with_exit_record(lambda: ExitCode.FINISHED)
     neuron_packages.validate_torch_release()
-    if launch_environment.must_launch_workers(config):
+    if rank_environment.must_launch_workers(config):
         from hlat.recovery.supervisor import launch_workers
 
         return launch_workers(config, entry_point.build_command(sys.executable, overrides))
-    return launch_environment.run_with_exit_record(lambda: run_worker(config, yaml, overrides))
+    return exit_record.run_with_exit_record(lambda: run_worker(config, yaml, overrides))
 
 
 def run_worker(config: Config, config_yaml: str, overrides: list[str]) -> ExitCode:
@@ -67,7 +67,7 @@ def run_worker(config: Config, config_yaml: str, overrides: list[str]) -> ExitCo
     from hlat.tracking.run_summary import print_summary
     from hlat.tracking.tracker import Tracker
 
-    is_rank0 = launch_environment.read_rank_info().is_rank0
+    is_rank0 = rank_environment.read_rank_info().is_rank0
     with run_directory.acquire_run_dir(config.run, is_rank0) as run_dir:
         if is_rank0:
             checkpoint_directory.validate_destination(run_dir, config.checkpoint.destination)

@@ -64,7 +64,7 @@ class JobSpec:
     """Specification of a training or evaluation job.
 
     The command runs once on every node with the variables of `environment` and the rendezvous
-    variables of hlat.launch_environment: HLAT_NODES, the number of nodes; HLAT_NODE, the
+    variables of hlat.distributed.rank_environment: HLAT_NODES, the number of nodes; HLAT_NODE, the
     index of this node; and HLAT_RDZV_ENDPOINT, host and port on the first node.
     Relative paths in the configuration refer to `working_directory`; `run_dir` is absolute, and the
     same on all nodes. `node_type` and `host_memory_gib` are None if unknown; `num_gpus` are those

@@ -90,7 +90,7 @@ def measure(engine: Engine, config: Config, paths: dict[str, Path]) -> dict[str,
     results = {}
     for name, path in paths.items():
         checkpoint_store.load_checkpoint(
-            path, [c for c in engine.chunks() if c.name.startswith("weights/")]
+            path, [c for c in engine.state_shards() if c.name.startswith("weights/")]
         )
         fields = summarize(heldout_evaluation.evaluate_sources(engine, sequences))
         results[name] = {key: fields[key] for key in ("loss", "bits_per_byte")}

@@ -96,7 +96,7 @@ class Dcp:
         self._folder, self._engine = folder / "dcp", engine
 
     def save(self) -> Callable[[], bool]:
-        state = {chunk.name: chunk.tensor.detach() for chunk in self._engine.chunks()}
+        state = {shard.name: shard.tensor.detach() for shard in self._engine.state_shards()}
         shutil.rmtree(self._folder, ignore_errors=True)
         future: Any = dcp.async_save(state, checkpoint_id=str(self._folder))
         return lambda: bool(future.done())
@@ -132,7 +132,7 @@ def measure(model: str, repetitions: int, folder: Path) -> dict[str, Any]:
             if repetition:
                 rows[name].append((stall, time.perf_counter() - start, sum(steps) / len(steps)))
         print(f"{model}: {repetition} of {repetitions}", file=sys.stderr)
-    size = sum(c.tensor.numel() * c.tensor.element_size() for c in engine.chunks())
+    size = sum(c.tensor.numel() * c.tensor.element_size() for c in engine.state_shards())
     engine.close()
     results = {
         name: {

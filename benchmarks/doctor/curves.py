@@ -8,10 +8,10 @@ from typing import Any
 from hlat.checkpoint import checkpoint_store
 from hlat.config.run import Config
 from hlat.data.data_loader import DataLoader, build_data_loader, merge_state_dicts
+from hlat.distributed.object_group import broadcast_object
 from hlat.engine.engine_factory import create_engine
 from hlat.engine.interface import Engine
 from hlat.optim.lr_schedule import compute_lr
-from hlat.parallelism.process_group import broadcast_object
 from tests.distributed.mutants import MUTANTS
 
 
@@ -43,9 +43,9 @@ def _save_and_load(config: Config, engine: Engine, loader: DataLoader) -> DataLo
     loader.close()
     temporary = tempfile.mkdtemp() if group.is_rank0 else None
     folder = Path(broadcast_object(group, temporary))
-    path = checkpoint_store.save_checkpoint(folder, 1, engine.chunks(), {}, group)
+    path = checkpoint_store.save_checkpoint(folder, 1, engine.state_shards(), {}, group)
     assert isinstance(path, Path)
-    checkpoint_store.load_checkpoint(path, engine.chunks())
+    checkpoint_store.load_checkpoint(path, engine.state_shards())
     resumed = _open(config, engine)
     resumed.load_state_dict(state)
     return resumed

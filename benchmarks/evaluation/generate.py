@@ -68,9 +68,9 @@ def build_peer(config: Config, engine: Engine) -> Any:
     settings = hugging_face_config.build_hf_config(config.model, 1024, 0, Dtype.fp32)
     peer = transformers.LlamaForCausalLM(transformers.LlamaConfig.from_dict(settings))
     weights = {
-        chunk.name.removeprefix("weights/"): chunk.tensor.detach().reshape(chunk.shape)
-        for chunk in engine.chunks()
-        if chunk.name.startswith("weights/")
+        shard.name.removeprefix("weights/"): shard.tensor.detach().reshape(shard.shape)
+        for shard in engine.state_shards()
+        if shard.name.startswith("weights/")
     }
     peer.load_state_dict(weights)
     return peer.eval()

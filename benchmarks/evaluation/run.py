@@ -121,7 +121,7 @@ def measure(repetitions: int) -> Iterator[Json]:
         source = model_source.find_model(str(folder))
         engine = create_engine(config := build_inference_config(source, []))
         engine.build(config, training=False)
-        source.load_weights(engine.chunks())
+        source.load_weights(engine.state_shards())
         model = InferenceModel(engine)
         scheduler = Rank0Scheduler(model, source.tokenizer, engine.world.world_group)
         contestants = {"hlat": LMEvalAdapter(scheduler, source.sequence_length)} | {

@@ -88,21 +88,21 @@ def orbax() -> Contestant:
 def hlat() -> Contestant:
     """Return hlat with the two calls of a resumed run: verify, then load."""
     from hlat.checkpoint import checkpoint_store
-    from hlat.checkpoint.tensor_chunk import TensorChunk
+    from hlat.distributed.state_shard import StateShard
 
-    def chunks(state: State) -> list[TensorChunk]:
+    def shards(state: State) -> list[StateShard]:
         return [
-            TensorChunk(name, shape := tuple(tensor.shape), (0,) * len(shape), shape, tensor)
+            StateShard(name, shape := tuple(tensor.shape), (0,) * len(shape), shape, tensor)
             for name, tensor in state.items()
         ]
 
     def save(folder: Path, step: int, state: State) -> None:
-        checkpoint_store.save_checkpoint(folder.parent, step, chunks(state), {"step": step})
+        checkpoint_store.save_checkpoint(folder.parent, step, shards(state), {"step": step})
 
     def load(folder: Path, like: State) -> State:
         checkpoint_store.verify_checkpoint(folder)
         found = {name: torch.zeros_like(tensor) for name, tensor in like.items()}
-        checkpoint_store.load_checkpoint(folder, chunks(found))
+        checkpoint_store.load_checkpoint(folder, shards(found))
         return found
 
     return Contestant("hlat", save, load)

@@ -24,7 +24,7 @@ from benchmarks.common import spread
 from hlat.config.compose import compose_config
 from hlat.config.model import ModelConfig
 from hlat.config.resolve import resolve_config
-from hlat.engine import state_chunks
+from hlat.engine import state_shards
 from hlat.model.decoder_spec import (
     compute_flops_per_token,
     compute_init_std,
@@ -126,7 +126,7 @@ def main() -> None:
     settings = make_settings(name, **request)
     module = load_module(settings)
     settings.config  # noqa: B018  composed before the device is used
-    state_chunks.compute_initial_values = repeat_normals
+    state_shards.compute_initial_values = repeat_normals
     plain_loop.compute_initial_values = repeat_normals
     sys.stdin.readline()
     print_result(measure(settings, seconds, module))

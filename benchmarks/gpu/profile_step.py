@@ -16,7 +16,7 @@ from measure import WARM_UP_STEPS, print_result, synchronize
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from hlat.engine import state_chunks
+from hlat.engine import state_shards
 
 MIN_TIME_FRACTION = 0.02
 """Kernels below this share of the device time are not listed."""
@@ -76,7 +76,7 @@ def summarize(kernels: list[dict[str, Any]], step_seconds: float) -> dict[str, A
 
 def main() -> None:
     settings = make_settings(**json.loads(sys.argv[1]))
-    state_chunks.compute_initial_values = repeat_normals
+    state_shards.compute_initial_values = repeat_normals
     trainer = load_module(settings).open_trainer(settings)
     for _ in range(1 + WARM_UP_STEPS):
         trainer.step()

@@ -33,12 +33,12 @@ def measure_commit(run: SimulatedRun, directory: Path, check: bool) -> dict[str,
 
     def act(rank: int, group: Any) -> Any:
         start = time.process_time()
-        chunks = list(run.chunks(rank))
-        saved = [c for c in chunks if c.is_main_replica]
+        shards = list(run.state_shards(rank))
+        saved = [c for c in shards if c.is_main_replica]
         size = sum(c.tensor.numel() * c.tensor.element_size() for c in saved)
         sizes[f"rank_{rank:05d}.safetensors"] = size
         mesh.clock.exclude_since(start)
-        return checkpoint_store.save_checkpoint(directory, STEP, chunks, {"data": {}}, group)
+        return checkpoint_store.save_checkpoint(directory, STEP, shards, {"data": {}}, group)
 
     mesh = SimulatedMesh(run, act, _RECORDS_GATHER)
     with (
@@ -103,9 +103,9 @@ def measure_resume(run: SimulatedRun, directory: Path, rank: int) -> dict[str, A
         return tensor
 
     def act(rank: int, group: Any) -> float:
-        chunks = list(run.chunks(rank, allocate=True))
+        shards = list(run.state_shards(rank, allocate=True))
         start = time.process_time()
-        resume_checkpoint(directory, chunks, group)
+        resume_checkpoint(directory, shards, group)
         return time.process_time() - start
 
     with (
@@ -127,15 +127,15 @@ def measure_resume(run: SimulatedRun, directory: Path, rank: int) -> dict[str, A
     }
 
 
-def resume_checkpoint(directory: Path, chunks: list[Any], group: Any) -> None:
+def resume_checkpoint(directory: Path, shards: list[Any], group: Any) -> None:
     """Resume as `hlat.recovery.resume` does."""
     if not hasattr(retention, "find_newest_checkpoint"):  # the code before
         path, problems = retention.find_newest_valid(directory, process_group=group)
         assert path is not None, problems
         checkpoint_store.load_state_json(path)
-        checkpoint_store.load_checkpoint(path, chunks)
+        checkpoint_store.load_checkpoint(path, shards)
         return
     newest, problems = retention.find_newest_checkpoint(directory, process_group=group)
     assert newest is not None, problems
     checkpoint_store.load_shared_state(newest.path, newest.manifest, group)
-    checkpoint_store.load_checkpoint(newest.path, chunks, newest.manifest)
+    checkpoint_store.load_checkpoint(newest.path, shards, newest.manifest)

@@ -21,9 +21,9 @@ import torch.distributed as dist
 
 from hlat.config.compose import compose_config
 from hlat.config.resolve import resolve_config
-from hlat.engine import state_chunks
-from hlat.engine.mesh_axis import MeshAxis
-from hlat.engine.parameter_shards import compute_shard
+from hlat.distributed.mesh_axis import MeshAxis
+from hlat.distributed.parameter_shards import compute_shard
+from hlat.engine import state_shards
 from hlat.model.decoder_spec import list_module_parameters, list_parameter_specs
 from hlat.model.weight_initialization import compute_initial_values
 
@@ -47,31 +47,31 @@ def measure(config: Any, tp: int, dp: int, rank: int, store: str, results: Any) 
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=tp)
     axis = MeshAxis(range(tp), rank, "gloo")
     specs = {spec.name: spec for spec in list_parameter_specs(config.model)}
-    chunks = []
+    owned = []
     for parameter in list_module_parameters(config.model):
         if parameter.name.startswith(LAYER):
             shard = compute_shard(parameter, tp, rank)
             shard = shard.slice_rows(0, -(-shard.shape[0] // dp))
             state = {"weights": torch.zeros(shard.shape, dtype=torch.bfloat16)}
-            chunks += state_chunks.iter_chunks(state, shard, specs, True)
+            owned += state_shards.iter_state_shards(state, shard, specs, True)
     for method in ("before", "after"):
-        sampler = state_chunks.compute_initial_values = Sampler()
+        sampler = state_shards.compute_initial_values = Sampler()
         dist.barrier(axis.group)
         start, wall = time.process_time(), time.perf_counter()
         if method == "after":
-            state_chunks.init_weights(chunks, specs, config, axis)
+            state_shards.init_weights(owned, specs, config, axis)
         elif rank == 0:
-            for chunk in chunks:
-                name = chunk.name.partition("/")[2]
-                values = sampler(specs[name], config.model, 0, chunk.offset, chunk.size)
-                chunk.tensor.copy_(torch.from_numpy(values).view(chunk.tensor.shape))
+            for one in owned:
+                name = one.name.partition("/")[2]
+                values = sampler(specs[name], config.model, 0, one.offset, one.size)
+                one.tensor.copy_(torch.from_numpy(values).view(one.tensor.shape))
         row = {
             "rank": rank,
             "method": method,
             "cpu_seconds": time.process_time() - start,
             "wall_seconds": time.perf_counter() - wall,
             "sampled": sampler.num_sampled,
-            "kept": sum(chunk.tensor.numel() for chunk in chunks),
+            "kept": sum(one.tensor.numel() for one in owned),
             "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         }
         if method == "after" or rank == 0:

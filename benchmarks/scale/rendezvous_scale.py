@@ -14,7 +14,7 @@ from typing import Any
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch does not list it
 
-from hlat.parallelism.mesh_coordinates import ParallelDegrees, partition_ranks
+from hlat.distributed.mesh_coordinates import ParallelDegrees, partition_ranks
 
 _NUM_THREADS = 64
 _ADDRESS = b"a" * 154

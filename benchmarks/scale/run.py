@@ -23,7 +23,7 @@ from benchmarks.scale.simulated_ranks import SimulatedRun
 from hlat.config import compose as composition
 from hlat.config.package_dirs import find_package_dir
 from hlat.config.resolve import resolve_config
-from hlat.parallelism.mesh_coordinates import ParallelDegrees
+from hlat.distributed.mesh_coordinates import ParallelDegrees
 
 HERE = Path(__file__).resolve().parent
 DEGREES = ParallelDegrees(dp=32, tp=32, pp=8)

@@ -1,4 +1,4 @@
-"""Ranks of a large run in one process, with chunks without memory and a mesh without network.
+"""Ranks of a large run in one process, with shards without memory and a mesh without network.
 
 Only the code of one rank is timed. The messages that it receives in a gather are computed by the
 same code as the other ranks, outside of the timed part.
@@ -11,21 +11,21 @@ from typing import Any
 
 import torch
 
-from hlat.checkpoint.tensor_chunk import TensorChunk
 from hlat.config.model import ModelConfig
-from hlat.engine.mesh_axis import MeshAxis
-from hlat.engine.mesh_process_group import MeshProcessGroup
-from hlat.engine.parameter_shards import compute_shard
-from hlat.engine.state_chunks import iter_chunks
-from hlat.model.decoder_spec import list_module_parameters, list_parameter_specs
-from hlat.model.parameter_spec import ModuleParameter
-from hlat.optim.adamw import MOMENTS
-from hlat.parallelism.mesh_coordinates import (
+from hlat.distributed.mesh_axis import MeshAxis
+from hlat.distributed.mesh_coordinates import (
     MeshCoordinates,
     ParallelDegrees,
     compute_mesh_coordinates,
 )
-from hlat.parallelism.pipeline_stages import assign_layers_to_stages
+from hlat.distributed.mesh_object_group import MeshObjectGroup
+from hlat.distributed.parameter_shards import compute_shard
+from hlat.distributed.pipeline_stages import assign_layers_to_stages
+from hlat.distributed.state_shard import StateShard
+from hlat.engine.state_shards import iter_state_shards
+from hlat.model.decoder_spec import list_module_parameters, list_parameter_specs
+from hlat.model.parameter_spec import ModuleParameter
+from hlat.optim.adamw import MOMENTS
 
 AXES = ("pp", "dp", "tp")
 
@@ -48,8 +48,8 @@ class SimulatedRun:
             self._parameters[stage].append(parameter)
         self._shard = lru_cache(maxsize=None)(lambda p, tp: compute_shard(p, degrees.tp, tp))
 
-    def chunks(self, rank: int, allocate: bool = False) -> Iterator[TensorChunk]:
-        """Yield the chunks of a rank, on the meta device unless `allocate`."""
+    def state_shards(self, rank: int, allocate: bool = False) -> Iterator[StateShard]:
+        """Yield the shards of a rank, on the meta device unless `allocate`."""
         at = compute_mesh_coordinates(rank, self.degrees)
         device = "cpu" if allocate else "meta"
         for parameter in self._parameters[at.pp]:
@@ -63,7 +63,7 @@ class SimulatedRun:
                 state = {key: torch.empty(rows.shape, device=device) for key in keys}
                 state["step"] = torch.zeros((), device=device)
                 owns = not is_vector or at.dp == 0
-                yield from iter_chunks(state, rows, self._specs, owns)
+                yield from iter_state_shards(state, rows, self._specs, owns)
 
     def coordinates(self, rank: int) -> MeshCoordinates:
         """Return the coordinates of a rank."""
@@ -114,7 +114,7 @@ class SimulatedMesh:
     """
 
     def __init__(
-        self, run: SimulatedRun, act: Callable[[int, MeshProcessGroup], Any], index: int = 0
+        self, run: SimulatedRun, act: Callable[[int, MeshObjectGroup], Any], index: int = 0
     ) -> None:
         self.run, self.act, self.index = run, act, index
         self.rank, self.clock = 0, Clock()
@@ -129,8 +129,8 @@ class SimulatedMesh:
         self.clock = Clock()
         return self.act(0, self._build_group())
 
-    def _build_group(self) -> MeshProcessGroup:
-        return MeshProcessGroup([_SimulatedAxis(self, name) for name in AXES])
+    def _build_group(self) -> MeshObjectGroup:
+        return MeshObjectGroup([_SimulatedAxis(self, name) for name in AXES])
 
     def broadcast(self, message: bytes | None, name: str) -> bytes:
         """Record the message of rank 0, or replay it."""

@@ -24,8 +24,8 @@ from torchao.optim import _AdamW as TorchaoAdamW
 
 from benchmarks.common import describe_machine, spread
 from hlat.config.model import ModelConfig
+from hlat.distributed.parameter_shards import compute_shard
 from hlat.engine.native.step_rounding import build_shard_generator
-from hlat.engine.parameter_shards import compute_shard
 from hlat.model.decoder import Decoder
 from hlat.model.decoder_spec import list_module_parameters
 from hlat.optim.chunked_adamw import ChunkedAdamW

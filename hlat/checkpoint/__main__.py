@@ -180,7 +180,7 @@ def _verify_checkpoints(
         training_checkpoint,
     )
     from hlat.checkpoint.checkpoint_errors import CorruptCheckpointError
-    from hlat.parallelism.process_group import SingleProcessGroup
+    from hlat.distributed.object_group import SingleRankGroup
     from hlat.storage.progress_bar import ProgressBar, print_line
 
     entries = checkpoint_listing.list_checkpoints(run_dir)
@@ -191,7 +191,7 @@ def _verify_checkpoints(
     if not chosen:
         steps = ", ".join(str(entry.step) for entry in entries)
         raise ConfigError(f"step={step}: {run_dir} has checkpoints of steps {steps} only")
-    num_wrong, group = 0, SingleProcessGroup()
+    num_wrong, group = 0, SingleRankGroup()
     with closing(ProgressBar("verifying", sum(entry.num_bytes for entry in chosen))) as progress:
         for entry in chosen:
             try:

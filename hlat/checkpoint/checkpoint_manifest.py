@@ -16,7 +16,7 @@ import numpy as np
 
 from hlat.checkpoint.checkpoint_errors import CorruptCheckpointError
 from hlat.checkpoint.slice_record import SliceRecord, merge_slice_records, parse_rank_file
-from hlat.checkpoint.tensor_slice import TensorSlice, build_full_slice, is_exact_cover
+from hlat.distributed.tensor_slice import TensorSlice, build_full_slice, is_exact_cover
 from hlat.storage.durable_files import FileRecord
 
 MANIFEST_FILE = "manifest.json"

@@ -45,15 +45,15 @@ from hlat.checkpoint.checkpoint_manifest import (
 )
 from hlat.checkpoint.checkpoint_signature import Signer
 from hlat.checkpoint.slice_record import SliceRecord, format_rank_file
-from hlat.checkpoint.tensor_chunk import TensorChunk
 from hlat.config.config_errors import ConfigError
-from hlat.parallelism.process_group import (
-    ProcessGroup,
-    SingleProcessGroup,
+from hlat.distributed.object_group import (
+    ObjectGroup,
+    SingleRankGroup,
     run_and_reduce,
     run_on_all,
     run_on_rank0,
 )
+from hlat.distributed.state_shard import StateShard
 from hlat.storage import durable_files, storage_path
 from hlat.storage.durable_files import FileRecord
 from hlat.storage.storage_path import StoragePath
@@ -66,9 +66,9 @@ _NO_RECORDS: dict[str, Any] = {"files": {}, "tensors": {}}
 def save_checkpoint(
     checkpoints_dir: StoragePath,
     step: int,
-    chunks: Iterable[TensorChunk],
+    shards: Iterable[StateShard],
     state: dict[str, Any],
-    process_group: ProcessGroup | None = None,
+    process_group: ObjectGroup | None = None,
     sign: Signer | None = None,
 ) -> StoragePath:
     """Write a checkpoint durably and return its directory.
@@ -79,7 +79,7 @@ def save_checkpoint(
     Args:
         checkpoints_dir: Directory of the run's checkpoints; created if missing.
         step: Number of optimizer steps of the state.
-        chunks: Slices; those with `is_main_replica` cover every tensor exactly once over all
+        shards: Slices; those with `is_main_replica` cover every tensor exactly once over all
             processes.
         state: Remaining state as JSON types, written by rank 0.
         process_group: All processes of the run, which raise if one does; by default this one.
@@ -89,10 +89,10 @@ def save_checkpoint(
         OSError: If writing fails. Older checkpoints are unchanged and the new one is not
             published. If only the last flush fails, the new checkpoint is complete but may not
             survive a power failure.
-        ValueError: If the chunks of a tensor are inconsistent, do not cover it, or have a dtype
+        ValueError: If the shards of a tensor are inconsistent, do not cover it, or have a dtype
             that safetensors does not support.
     """
-    group = process_group or SingleProcessGroup()
+    group = process_group or SingleRankGroup()
     target = checkpoints_dir / format_step_name(step)
     name = run_on_rank0(group, lambda: _create_checkpoint_dir(target, sign))
     if name is None:
@@ -106,7 +106,9 @@ def save_checkpoint(
 
     try:
         document = run_and_reduce(
-            group, lambda: _write_chunks(directory, group.rank, step, chunks), merge_manifests_json
+            group,
+            lambda: _write_state_shards(directory, group.rank, step, shards),
+            merge_manifests_json,
         )
         run_on_all(group, lambda: commit(document))
     except BaseException:
@@ -118,12 +120,12 @@ def save_checkpoint(
 
 
 def load_checkpoint(
-    path: StoragePath, chunks: Iterable[TensorChunk], manifest: CheckpointManifest | None = None
+    path: StoragePath, shards: Iterable[StateShard], manifest: CheckpointManifest | None = None
 ) -> None:
-    """Fill every chunk from a checkpoint, however it was sliced when it was saved.
+    """Fill every shard from a checkpoint, however it was sliced when it was saved.
 
     `manifest` is that of the checkpoint if it was read already. Values are converted to the dtype
-    of the chunk's tensor. No chunk is filled if the checkpoint lacks any of them. Damage inside a
+    of the shard's tensor. No shard is filled if the checkpoint lacks any of them. Damage inside a
     file of tensors is detected by `verify_checkpoint` only.
 
     Raises:
@@ -132,14 +134,14 @@ def load_checkpoint(
             manifest.
         StorageUnavailableError: If a request to the store fails; raised by every reader here.
     """
-    manifest, chunks = manifest or _load_committed_manifest(path), list(chunks)
-    if problems := [*filter(None, (_find_mismatch(path, manifest, chunk) for chunk in chunks))]:
+    manifest, shards = manifest or _load_committed_manifest(path), list(shards)
+    if problems := [*filter(None, (_find_mismatch(path, manifest, shard) for shard in shards))]:
         raise ConfigError(*problems)
     reader = safetensors_file.SafetensorsReader(path, manifest.tensors)
     with reader, torch.no_grad():
-        for chunk in chunks:
-            tensor = reader.read(chunk.name, chunk.tensor_slice)
-            chunk.tensor.copy_(tensor.view(chunk.tensor.shape))
+        for shard in shards:
+            tensor = reader.read(shard.name, shard.tensor_slice)
+            shard.tensor.copy_(tensor.view(shard.tensor.shape))
 
 
 def load_state_json(path: StoragePath) -> dict[str, Any]:
@@ -153,7 +155,7 @@ def load_state_json(path: StoragePath) -> dict[str, Any]:
 
 
 def load_shared_state(
-    path: StoragePath, manifest: CheckpointManifest, group: ProcessGroup
+    path: StoragePath, manifest: CheckpointManifest, group: ObjectGroup
 ) -> dict[str, Any]:
     """Return the state on all ranks of a group; rank 0 reads it.
 
@@ -165,7 +167,7 @@ def load_shared_state(
 
 
 def load_shared_manifest(
-    path: StoragePath, group: ProcessGroup, trusted_keys: str | None = None
+    path: StoragePath, group: ObjectGroup, trusted_keys: str | None = None
 ) -> CheckpointManifest:
     """Return the manifest on all ranks of a group; rank 0 reads and validates it.
 
@@ -321,16 +323,16 @@ def _has_signature(path: StoragePath, sign: Signer) -> bool:
     return file.exists() and _read_file(file) == sign(_read_file(path / COMMIT_MARKER))
 
 
-def _write_chunks(
-    directory: StoragePath, rank: int, step: int, chunks: Iterable[TensorChunk]
+def _write_state_shards(
+    directory: StoragePath, rank: int, step: int, shards: Iterable[StateShard]
 ) -> dict[str, Any] | None:
-    """Write the chunks that this process saves; return their manifest as JSON, if any."""
+    """Write the shards that this process saves; return their manifest as JSON, if any."""
     file_name = format_rank_file(rank)
     records, tensors = [], {}
-    for chunk in (chunk for chunk in chunks if chunk.is_main_replica):
-        records.append({chunk.name: _build_tensor_record(chunk, file_name)})
-        key = format_slice_key(chunk.name, chunk.shape, chunk.tensor_slice)
-        tensors[key] = (chunk.size, chunk.tensor)
+    for shard in (shard for shard in shards if shard.is_main_replica):
+        records.append({shard.name: _build_tensor_record(shard, file_name)})
+        key = format_slice_key(shard.name, shard.shape, shard.tensor_slice)
+        tensors[key] = (shard.size, shard.tensor)
     if not tensors:
         return None
     blocks = safetensors_file.serialize_tensors(tensors)
@@ -339,13 +341,13 @@ def _write_chunks(
     return merge_manifests(parts).to_json()
 
 
-def _build_tensor_record(chunk: TensorChunk, file: str) -> TensorRecord:
-    dtype = safetensors_file.SAFETENSORS_DTYPES.get(chunk.tensor.dtype)
+def _build_tensor_record(shard: StateShard, file: str) -> TensorRecord:
+    dtype = safetensors_file.SAFETENSORS_DTYPES.get(shard.tensor.dtype)
     if dtype is None:
-        raise ValueError(f"{chunk.name} has dtype {chunk.tensor.dtype}, which cannot be saved")
-    if chunk.tensor.numel() != chunk.tensor_slice.numel:
-        raise ValueError(f"{chunk.name} has {chunk.tensor.numel()} elements for size {chunk.size}")
-    return TensorRecord(chunk.shape, dtype, (SliceRecord(chunk.offset, chunk.size, file),))
+        raise ValueError(f"{shard.name} has dtype {shard.tensor.dtype}, which cannot be saved")
+    if shard.tensor.numel() != shard.tensor_slice.numel:
+        raise ValueError(f"{shard.name} has {shard.tensor.numel()} elements for size {shard.size}")
+    return TensorRecord(shard.shape, dtype, (SliceRecord(shard.offset, shard.size, file),))
 
 
 def _load_committed_manifest(path: StoragePath) -> CheckpointManifest:
@@ -364,7 +366,7 @@ def _read_state(path: StoragePath, manifest: CheckpointManifest) -> bytes:
     return content
 
 
-def _read_on_rank0(group: ProcessGroup, read: Callable[[], bytes]) -> bytes:
+def _read_on_rank0(group: ObjectGroup, read: Callable[[], bytes]) -> bytes:
     """Return what rank 0 reads on all ranks; all raise its error."""
     content = b""
 
@@ -388,14 +390,14 @@ def _read_file(path: StoragePath) -> bytes:
 
 
 def _find_mismatch(
-    path: StoragePath, manifest: CheckpointManifest, chunk: TensorChunk
+    path: StoragePath, manifest: CheckpointManifest, shard: StateShard
 ) -> str | None:
-    record = manifest.tensors.get(chunk.name)
+    record = manifest.tensors.get(shard.name)
     if record is None:
-        return f"{path} has no tensor {chunk.name}; this run needs it with shape {chunk.shape}"
-    if record.shape != chunk.shape:
+        return f"{path} has no tensor {shard.name}; this run needs it with shape {shard.shape}"
+    if record.shape != shard.shape:
         return (
-            f"{path} has {chunk.name} with shape {record.shape}, this run with {chunk.shape};"
+            f"{path} has {shard.name} with shape {record.shape}, this run with {shard.shape};"
             " resume with the model that was saved"
         )
     return None

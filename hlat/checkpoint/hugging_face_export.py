@@ -7,10 +7,10 @@ from pathlib import Path
 
 from hlat.checkpoint import checkpoint_store, safetensors_file
 from hlat.checkpoint.pretrained_weights import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
-from hlat.checkpoint.tensor_slice import build_full_slice
 from hlat.config.config_errors import ConfigError
 from hlat.config.model import ModelConfig
 from hlat.config.precision import Dtype
+from hlat.distributed.tensor_slice import build_full_slice
 from hlat.model.decoder_spec import list_parameter_specs
 from hlat.model.parameter_spec import ParameterSpec
 from hlat.precision.torch_dtypes import TORCH_DTYPES

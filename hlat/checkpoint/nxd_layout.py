@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from hlat.checkpoint.tensor_slice import TensorSlice
 from hlat.config.model import ModelConfig
+from hlat.distributed.tensor_slice import TensorSlice
 
 
 class KVHeadOrder(Enum):

@@ -17,9 +17,9 @@ from hlat.checkpoint.checkpoint_errors import CorruptCheckpointError, raise_prob
 from hlat.checkpoint.nxd_layout import KVHeadOrder, NxdLayout, NxdParameterSlice
 from hlat.checkpoint.nxd_rank_files import NxdRankFiles, NxdTensorInfo
 from hlat.checkpoint.safetensors_file import DTYPES_BY_NAME
-from hlat.checkpoint.tensor_slice import TensorSlice, build_full_slice
 from hlat.config.config_errors import ConfigError
 from hlat.config.model import InitCopies, ModelConfig
+from hlat.distributed.tensor_slice import TensorSlice, build_full_slice
 from hlat.model.decoder_spec import list_parameter_specs
 
 _DTYPES = ("F32", "BF16", "F16")

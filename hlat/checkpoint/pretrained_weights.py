@@ -22,10 +22,10 @@ from hlat.checkpoint.checkpoint_errors import (
     raise_problems,
 )
 from hlat.checkpoint.checkpoint_manifest import COMMIT_MARKER, TensorRecord
-from hlat.checkpoint.tensor_chunk import TensorChunk
-from hlat.checkpoint.tensor_slice import build_full_slice
 from hlat.config.config_errors import ConfigError
 from hlat.config.model import ModelConfig
+from hlat.distributed.state_shard import StateShard
+from hlat.distributed.tensor_slice import build_full_slice
 from hlat.model import hugging_face_config
 from hlat.model.decoder_spec import list_parameter_specs
 from hlat.storage.bounded_files import read_bounded
@@ -68,30 +68,30 @@ def find_weights_dir(directory: str) -> str:
     return str(nxd_directory.find_model_dir(path)) if _is_nxd(path) else directory
 
 
-def load_pretrained(directory: str, model: ModelConfig, chunks: Iterable[TensorChunk]) -> str:
-    """Fill every chunk of weights, converted to the dtype of the chunk's tensor.
+def load_pretrained(directory: str, model: ModelConfig, shards: Iterable[StateShard]) -> str:
+    """Fill every shard of weights, converted to the dtype of the shard's tensor.
 
     Returns a fingerprint of the weights: the hexadecimal SHA-256 of name, shape, dtype and first
     row of every parameter.
 
     Raises:
         ConfigError: If the directory does not contain exactly the weights of the model, or if a
-            chunk contains NaN or infinity, or a tied head that differs from the embedding.
+            shard contains NaN or infinity, or a tied head that differs from the embedding.
     """
     # Deferred: imports torch, which a login node may lack
     from hlat.checkpoint import safetensors_file
 
     digest, problems = hashlib.sha256(), []
     with _prefix_errors(directory), _open_weights(directory, model) as weights:
-        for chunk in chunks:
-            kind, _, name = chunk.name.partition("/")
+        for shard in shards:
+            kind, _, name = shard.name.partition("/")
             if kind == "weights":
-                tensor = weights.read(name, chunk.tensor_slice)
+                tensor = weights.read(name, shard.tensor_slice)
                 has_tied_head = model.tie_embeddings and name == _EMBEDDING_NAME
                 has_tied_head = has_tied_head and weights.has_tensor(_HEAD_NAME)
-                tied = weights.read(_HEAD_NAME, chunk.tensor_slice) if has_tied_head else None
+                tied = weights.read(_HEAD_NAME, shard.tensor_slice) if has_tied_head else None
                 problems += _find_value_problems(name, tensor, tied)
-                chunk.tensor.detach().copy_(tensor.view(chunk.tensor.shape))
+                shard.tensor.detach().copy_(tensor.view(shard.tensor.shape))
         raise_problems(list(dict.fromkeys(problems)))
         for parameter in list_parameter_specs(model):
             name, shape = parameter.name, parameter.shape

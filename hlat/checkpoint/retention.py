@@ -17,9 +17,9 @@ from hlat.checkpoint.checkpoint_directory import (
 from hlat.checkpoint.checkpoint_errors import CorruptCheckpointError
 from hlat.checkpoint.checkpoint_manifest import CheckpointManifest
 from hlat.checkpoint.checkpoint_store import load_manifest, load_shared_manifest, verify_files
-from hlat.parallelism.process_group import (
-    ProcessGroup,
-    SingleProcessGroup,
+from hlat.distributed.object_group import (
+    ObjectGroup,
+    SingleRankGroup,
     broadcast_object,
     run_and_reduce,
     run_on_rank0,
@@ -40,7 +40,7 @@ def find_newest_valid(
     before_step: int | None = None,
     verified: StoragePath | None = None,
     on_progress: Callable[[int], None] = lambda _: None,
-    process_group: ProcessGroup | None = None,
+    process_group: ObjectGroup | None = None,
 ) -> tuple[StoragePath | None, list[str]]:
     """Return the path and messages of `find_newest_checkpoint`."""
     newest, problems = find_newest_checkpoint(
@@ -54,7 +54,7 @@ def find_newest_checkpoint(
     before_step: int | None = None,
     verified: StoragePath | None = None,
     on_progress: Callable[[int], None] = lambda _: None,
-    process_group: ProcessGroup | None = None,
+    process_group: ObjectGroup | None = None,
     trusted_keys: str | None = None,
 ) -> tuple[VerifiedCheckpoint | None, list[str]]:
     """Find the newest committed checkpoint whose contents match its hashes.
@@ -72,7 +72,7 @@ def find_newest_checkpoint(
     Raises:
         OSError: If the directory cannot be listed or a store does not respond.
     """
-    group, problems = process_group or SingleProcessGroup(), list[str]()
+    group, problems = process_group or SingleRankGroup(), list[str]()
 
     def list_names() -> list[str]:
         steps = list_steps(checkpoints_dir)
@@ -92,7 +92,7 @@ def find_newest_checkpoint(
 
 def verify_on_all_ranks(
     path: StoragePath,
-    process_group: ProcessGroup,
+    process_group: ObjectGroup,
     on_progress: Callable[[int], None] = lambda _: None,
     trusted_keys: str | None = None,
 ) -> VerifiedCheckpoint:

@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from hlat.checkpoint.checkpoint_errors import CorruptCheckpointError, raise_as_corrupt
 from hlat.checkpoint.checkpoint_manifest import TensorRecord, format_slice_key
 from hlat.checkpoint.slice_record import SliceRecord
-from hlat.checkpoint.tensor_slice import TensorSlice
+from hlat.distributed.tensor_slice import TensorSlice
 from hlat.storage.remote_path import READ_BLOCK_BYTES, RemotePath
 from hlat.storage.storage_path import StoragePath
 

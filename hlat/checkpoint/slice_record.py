@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hlat.checkpoint.tensor_slice import TensorSlice
+from hlat.distributed.tensor_slice import TensorSlice
 
 _RANK_FILE = re.compile(r"rank_(\d{5}|[1-9]\d{5,11})\.safetensors")
 

@@ -13,13 +13,13 @@ from hlat.checkpoint.retention import VerifiedCheckpoint
 from hlat.config.config_errors import ConfigError
 from hlat.config.run_identity import build_saved_model_config
 from hlat.data import data_fingerprint
+from hlat.distributed.object_group import ObjectGroup
 from hlat.model.decoder_spec import list_parameter_specs
 from hlat.optim.adamw import MOMENTS
-from hlat.parallelism.process_group import ProcessGroup
 from hlat.training_state import TrainingState
 
 
-def load_training_state(checkpoint: VerifiedCheckpoint, group: ProcessGroup) -> TrainingState:
+def load_training_state(checkpoint: VerifiedCheckpoint, group: ObjectGroup) -> TrainingState:
     """Return the state of a run on all ranks of a group, after validating state and tensors.
 
     Raises:

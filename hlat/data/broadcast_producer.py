@@ -13,7 +13,7 @@ import numpy as np
 from hlat.config.config_errors import ConfigError
 from hlat.data.batch_producer import BatchProducer, WorkerDiedError
 from hlat.data.batch_reader import DataCursor, StreamStates, TokenBatch
-from hlat.parallelism.process_group import ProcessGroup
+from hlat.distributed.object_group import ObjectGroup
 
 _ERROR_TYPES = {error.__name__: error for error in (ConfigError, WorkerDiedError)}
 """Errors that `DataLoader` handles; any other error becomes a RuntimeError on every rank."""
@@ -22,7 +22,7 @@ _ERROR_TYPES = {error.__name__: error for error in (ConfigError, WorkerDiedError
 class BroadcastProducer:
     """A producer that reads on rank 0 of a group and receives on the other ranks."""
 
-    def __init__(self, producer: BatchProducer | None, group: ProcessGroup) -> None:
+    def __init__(self, producer: BatchProducer | None, group: ObjectGroup) -> None:
         """Create the producer of one rank; `producer` is None on all ranks but rank 0."""
         assert group.is_rank0 == (producer is not None)
         self._producer = producer

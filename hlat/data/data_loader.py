@@ -24,7 +24,7 @@ from hlat.data.heldout_sequences import HeldoutSequences, pack_heldout_sequences
 from hlat.data.packed_sequences import PackedSequences, build_packed_sequences
 from hlat.data.training_data import TrainingData, open_training_data
 from hlat.data.worker_producer import WorkerProducer, WorkerTask
-from hlat.parallelism.process_group import ProcessGroup
+from hlat.distributed.object_group import ObjectGroup
 
 MAX_WORKER_FAILURES = 3
 """Attempts to prepare one batch with new workers before an error is raised."""
@@ -267,7 +267,7 @@ def build_data_loader(
     seed: int,
     dp_rank: int = 0,
     dp_world_size: int = 1,
-    model_parallel_group: ProcessGroup | None = None,
+    model_parallel_group: ObjectGroup | None = None,
 ) -> DataLoader:
     """Build the data loader of one data-parallel rank, positioned at the first batch.
 

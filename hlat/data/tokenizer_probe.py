@@ -22,7 +22,7 @@ from hlat.config.config_errors import ConfigError
 from hlat.data import encoder_parity
 from hlat.data.data_cache import get_cache_dir
 from hlat.data.tokenizer_probe_process import TIME_LIMIT_SIGNAL
-from hlat.launch_environment import block_signals
+from hlat.distributed.process_signals import block_signals
 
 MAX_TOKENIZER_BYTES = 128 << 20
 """Limit of the size of a tokenizer.json. The largest published ones have about 35 MB."""

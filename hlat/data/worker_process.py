@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from hlat import launch_environment
 from hlat.config.batch import BatchConfig
 from hlat.config.config_errors import ConfigError
 from hlat.config.config_json import parse_section
@@ -22,11 +21,12 @@ from hlat.data.data_fingerprint import validate_same_fingerprint
 from hlat.data.data_mixture import MixtureStage
 from hlat.data.training_data import open_training_data
 from hlat.data.worker_producer import map_batch_slots
+from hlat.distributed import process_signals
 
 
 def main() -> None:
     """Read a task from standard input, then write one batch per requested buffer slot."""
-    launch_environment.kill_with_parent()
+    process_signals.kill_with_parent()
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # stray prints must not reach the pipe
     try:

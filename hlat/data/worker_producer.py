@@ -30,7 +30,7 @@ from hlat.config.phase import PhaseConfig
 from hlat.config.redaction import list_recorded_variables
 from hlat.data.batch_producer import WorkerDiedError
 from hlat.data.batch_reader import DataCursor, StreamStates, TokenBatch
-from hlat.launch_environment import block_signals
+from hlat.distributed.process_signals import block_signals
 
 _SINGLE_THREAD_ENV = {
     "TOKENIZERS_PARALLELISM": "false",

@@ -10,12 +10,12 @@ import sys
 
 from omegaconf import DictConfig
 
-from hlat import launch_environment
 from hlat.config import entry_point
 from hlat.config.argument_parser import run_and_exit
 from hlat.config.config_errors import ExitCode
 from hlat.config.resolve import resolve_config
 from hlat.config.run import Config
+from hlat.distributed import exit_record, rank_environment
 from hlat.doctor.reduced_config import reduce_config
 from hlat.engine.neuron import neuron_packages
 from hlat.tracking import run_directory
@@ -48,9 +48,9 @@ def main() -> None:
 def run_doctor(composed: DictConfig) -> ExitCode:
     """Check the composed configuration; return the exit code."""
     neuron_packages.validate_torch_release()
-    config = reduce_config(resolve_config(composed), launch_environment.read_rank_info().world_size)
-    if not launch_environment.must_launch_workers(config):
-        return launch_environment.run_with_exit_record(lambda: run_worker(config))
+    config = reduce_config(resolve_config(composed), rank_environment.read_rank_info().world_size)
+    if not rank_environment.must_launch_workers(config):
+        return exit_record.run_with_exit_record(lambda: run_worker(config))
     from hlat.recovery import supervisor
 
     code = supervisor.launch_workers(
@@ -68,7 +68,7 @@ def run_worker(config: Config) -> ExitCode:
     from hlat.engine.engine_factory import create_engine
 
     with run_directory.acquire_run_dir(
-        config.run, launch_environment.read_rank_info().is_rank0
+        config.run, rank_environment.read_rank_info().is_rank0
     ) as run_dir:
         return check_runner.run_all_checks(config, run_dir, create_engine(config))
 

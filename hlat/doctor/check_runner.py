@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from hlat import launch_environment
 from hlat.config.config_errors import ExitCode
 from hlat.config.redaction import redact_data
 from hlat.config.run import Config
+from hlat.distributed import rank_environment
+from hlat.distributed.heartbeat import open_heartbeat
 from hlat.doctor.accumulation_check import check_accumulation
 from hlat.doctor.causality_check import check_causality
 from hlat.doctor.check_result import (
@@ -109,7 +110,7 @@ def run_all_checks(config: Config, run_dir: Path, engine: Engine) -> ExitCode:
     `config` is the reduced configuration; `engine` has no process groups yet, and is closed on
     return.
     """
-    start, is_rank0 = time.perf_counter(), launch_environment.read_rank_info().is_rank0
+    start, is_rank0 = time.perf_counter(), rank_environment.read_rank_info().is_rank0
     if is_rank0:
         # An aborted run must not leave the result of an earlier one
         (run_dir / REPORT_FILE).unlink(missing_ok=True)
@@ -136,7 +137,7 @@ def run_all_checks(config: Config, run_dir: Path, engine: Engine) -> ExitCode:
 
 def run_checks(harness: EngineHarness, names: Iterable[str] = CHECKS) -> Iterator[CheckResult]:
     """Run checks by name and yield their results on rank 0."""
-    heartbeat = launch_environment.open_heartbeat()
+    heartbeat = open_heartbeat()
     for name in names:
         if heartbeat is not None:
             heartbeat.set_deadline(harness.config.recovery.start_timeout_s)

@@ -22,11 +22,11 @@ def check_checkpoint(harness: EngineHarness) -> Iterator[CheckResult]:
     saved, tokens = harness.gather_state(), sample_batch(config, 2)
     axes, gap = format_parallel_axes(config), 0.0
     with harness.make_temporary_dir() as directory:
-        chunks = harness.engine.chunks()
-        path = checkpoint_store.save_checkpoint(directory, 2, chunks, {}, world.world_group)
+        shards = harness.engine.state_shards()
+        path = checkpoint_store.save_checkpoint(directory, 2, shards, {}, world.world_group)
         expected = harness.train_step(tokens, _LEARNING_RATE)
         weights = harness.gather_full_tensors("weights")
-        checkpoint_store.load_checkpoint(path, harness.engine.chunks())
+        checkpoint_store.load_checkpoint(path, harness.engine.state_shards())
         faults = _find_differences(saved, harness.gather_state(), "here")
         repeated = harness.train_step(tokens, _LEARNING_RATE)
         repeated_weights = harness.gather_full_tensors("weights")
@@ -36,7 +36,7 @@ def check_checkpoint(harness: EngineHarness) -> Iterator[CheckResult]:
             faults.append(FaultLocation("next step", "here"))
         if harness.can_rebuild and config.num_processes > 1:
             with harness.with_config(to_single_process(config)) as other:
-                checkpoint_store.load_checkpoint(path, other.engine.chunks())
+                checkpoint_store.load_checkpoint(path, other.engine.state_shards())
                 faults += _find_differences(saved, other.gather_state(), axes)
                 loss = other.train_step(tokens, _LEARNING_RATE).loss
                 gap = abs(loss - expected.loss) / expected.loss

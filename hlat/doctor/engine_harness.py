@@ -1,6 +1,6 @@
 """Test harness around an engine, which uses only the engine interface.
 
-Weights, gradients and moments are read and written through checkpoint chunks, so a check works for
+Weights, gradients and moments are read and written through checkpoint shards, so a check works for
 every engine, layout and device. Gradients are derived from the first moment after one step from
 zero.
 """
@@ -18,16 +18,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hlat.checkpoint.tensor_chunk import TensorChunk
 from hlat.config.engine import EngineBackend
 from hlat.config.run import Config
 from hlat.data.packed_sequences import PackedSequences
+from hlat.distributed.object_group import broadcast_object
+from hlat.distributed.state_shard import StateShard
 from hlat.doctor.reference_model import DocumentMasks
 from hlat.engine.engine_factory import create_engine
 from hlat.engine.interface import Engine, StepMetrics
 from hlat.model.decoder_spec import list_parameter_specs
 from hlat.model.parameter_spec import Initialization, ParameterRole, ParameterSpec
-from hlat.parallelism.process_group import broadcast_object
 from hlat.precision.torch_dtypes import TORCH_DTYPES
 
 FullTensors = dict[str, NDArray[np.float32]]
@@ -140,10 +140,10 @@ class EngineHarness:
     def set_optimizer_state(self, num_updates: int = 0, exp_avg_sq: float = 0.0) -> None:
         """Set the number of updates and the second moments, and all else of the state to zero."""
         values = {"updates": float(num_updates), "exp_avg_sq": exp_avg_sq}
-        for chunk in self.engine.chunks():
-            state_key = chunk.name.partition("/")[0]
+        for shard in self.engine.state_shards():
+            state_key = shard.name.partition("/")[0]
             if state_key != "weights":
-                chunk.tensor.fill_(values.get(state_key, 0.0))
+                shard.tensor.fill_(values.get(state_key, 0.0))
 
     def load_weights(self, weights: FullTensors) -> None:
         """Load full tensors, given on all ranks."""
@@ -152,12 +152,12 @@ class EngineHarness:
     @torch.no_grad()
     def load_tensors(self, state: StateTensors) -> None:
         """Load full tensors by state key, given on all ranks; other state keys do not change."""
-        for chunk in self.engine.chunks():
-            state_key, _, name = chunk.name.partition("/")
+        for shard in self.engine.state_shards():
+            state_key, _, name = shard.name.partition("/")
             if state_key in state:
-                part = state[state_key][name][_to_slices(chunk.offset, chunk.size)]
+                part = state[state_key][name][_to_slices(shard.offset, shard.size)]
                 values = torch.from_numpy(np.ascontiguousarray(part))
-                chunk.tensor.copy_(values.view(chunk.tensor.shape))
+                shard.tensor.copy_(values.view(shard.tensor.shape))
 
     def gather_state(self) -> StateTensors:
         """Return weights, moments and numbers of updates by state key, on rank 0."""
@@ -165,13 +165,13 @@ class EngineHarness:
         return {key: self.gather_full_tensors(key) for key in keys}
 
     def gather_full_tensors(self, state_key: str) -> FullTensors:
-        """Return all tensors of one state key on rank 0, assembled from the saved chunks.
+        """Return all tensors of one state key on rank 0, assembled from the saved shards.
 
-        Elements without a chunk are NaN.
+        Elements without a shard are NaN.
         """
         prefix = f"{state_key}/"
-        chunks = self.gather_chunks(
-            lambda chunk: chunk.is_main_replica and chunk.name.startswith(prefix)
+        shards = self.gather_chunks(
+            lambda shard: shard.is_main_replica and shard.name.startswith(prefix)
         )
         if not self.is_rank0:
             return {}
@@ -179,22 +179,22 @@ class EngineHarness:
             name: np.full(() if state_key == "updates" else spec.shape, np.nan, np.float32)
             for name, spec in self.parameters.items()
         }
-        for name, offset, size, values in chunks:
+        for name, offset, size, values in shards:
             full_tensors[name.removeprefix(prefix)][_to_slices(offset, size)] = values.reshape(size)
         return full_tensors
 
     def gather_chunks(
-        self, select: Callable[[TensorChunk], bool]
+        self, select: Callable[[StateShard], bool]
     ) -> list[tuple[str, list[int], list[int], NDArray[np.float32]]]:
-        """Return name, offset, size and values of the selected chunks of all ranks on rank 0."""
-        chunks = [
-            [chunk.name, chunk.offset, chunk.size, _encode_tensor(chunk.tensor)]
-            for chunk in self.engine.chunks()
-            if select(chunk)
+        """Return name, offset, size and values of the selected shards of all ranks on rank 0."""
+        shards = [
+            [shard.name, shard.offset, shard.size, _encode_tensor(shard.tensor)]
+            for shard in self.engine.state_shards()
+            if select(shard)
         ]
         return [
             (name, offset, size, np.frombuffer(base64.b64decode(content), np.float32))
-            for gathered in self.engine.world.world_group.gather_object(chunks)
+            for gathered in self.engine.world.world_group.gather_object(shards)
             for name, offset, size, content in gathered
         ]
 

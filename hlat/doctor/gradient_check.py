@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hlat.config.run import Config
+from hlat.distributed.parameter_shards import count_kv_replicas
 from hlat.doctor import clipping_check, reference_model, tolerances
 from hlat.doctor.check_result import CheckResult, FaultLocation, build_result, skip_check
 from hlat.doctor.engine_harness import (
@@ -32,7 +33,6 @@ from hlat.doctor.gradient_errors import (
 )
 from hlat.doctor.reduced_config import move_axis_to_dp, to_single_process
 from hlat.engine.interface import StepMetrics
-from hlat.engine.parameter_shards import count_kv_replicas
 from hlat.model.decoder_spec import list_parameter_specs
 from hlat.model.parameter_spec import ParameterSpec
 from hlat.recovery.preflight_checks import format_first

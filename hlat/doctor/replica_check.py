@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hlat.config.run import Config
+from hlat.distributed.mesh_coordinates import compute_mesh_coordinates, compute_parallel_degrees
 from hlat.doctor.check_result import CheckResult, FaultLocation, build_result, skip_check
 from hlat.doctor.engine_harness import EngineHarness
-from hlat.parallelism.mesh_coordinates import compute_mesh_coordinates, compute_parallel_degrees
 
 _NUM_STEPS = 4
 _LEARNING_RATE = 2.0**-9

@@ -17,9 +17,9 @@ from torch import Tensor
 from hlat.config.engine_capabilities import STOCHASTIC_ROUNDING_DEVICES
 from hlat.config.mfu import compute_link_bandwidth
 from hlat.config.run import Config
+from hlat.distributed.mesh_axis import MeshAxis
 from hlat.engine import graph_extraction
 from hlat.engine.interface import DeviceReport, LinkReport
-from hlat.engine.mesh_axis import MeshAxis
 
 _PATTERN_PERIOD = 64
 """Period of the rows of a matrix; a power of two, like the matrix sizes."""

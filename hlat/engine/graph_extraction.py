@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from hlat import launch_environment
 from hlat.config.config_errors import ConfigError
 from hlat.config.run import Config
+from hlat.distributed import rank_environment
 
 _EXTRACTION_ENV = "NEURON_EXTRACT_GRAPHS_ONLY"
 """Set by neuron_parallel_compile while it extracts graphs."""
@@ -48,7 +48,7 @@ def create_run_root(config: Config) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(prefix=".traced-", dir=root) as directory:
             yield Path(directory)
         return
-    node = launch_environment.read_node_info(os.environ | build_node_environment(config))
+    node = rank_environment.read_node_info(os.environ | build_node_environment(config))
     assert node is not None, "build_node_environment sets the rendezvous endpoint"
     shared = root / f".traced-{node.host}-{node.port}"
     try:
@@ -70,10 +70,10 @@ def build_node_environment(config: Config) -> dict[str, str]:
         ConfigError: This is not one process per node of hardware.nodes.
     """
     nodes = config.hardware.nodes
-    if nodes == 1 or launch_environment.RDZV_ENDPOINT_ENV in os.environ:
+    if nodes == 1 or rank_environment.RDZV_ENDPOINT_ENV in os.environ:
         return {}
-    info = launch_environment.read_rank_info()
-    environment = os.environ | launch_environment.build_rendezvous_environment()
+    info = rank_environment.read_rank_info()
+    environment = os.environ | rank_environment.build_rendezvous_environment()
     if info.world_size != nodes or "MASTER_ADDR" not in environment:
         raise ConfigError(
             f"hardware.nodes={nodes} extract their graphs together; start this once on each, with "
@@ -81,7 +81,7 @@ def build_node_environment(config: Config) -> dict[str, str]:
         )
     endpoint = f"{environment['MASTER_ADDR']}:{environment['MASTER_PORT']}"
     return {
-        launch_environment.NUM_NODES_ENV: str(nodes),
-        launch_environment.NODE_RANK_ENV: str(info.rank),
-        launch_environment.RDZV_ENDPOINT_ENV: endpoint,
+        rank_environment.NUM_NODES_ENV: str(nodes),
+        rank_environment.NODE_RANK_ENV: str(info.rank),
+        rank_environment.RDZV_ENDPOINT_ENV: endpoint,
     }

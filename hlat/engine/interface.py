@@ -12,35 +12,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hlat.checkpoint.tensor_chunk import TensorChunk
 from hlat.config.run import Config
 from hlat.data.packed_sequences import PackedSequences
-from hlat.parallelism.process_group import ProcessGroup, SingleProcessGroup
-
-
-@dataclass(frozen=True)
-class World:
-    """Rank of this process and its process groups over host memory."""
-
-    rank: int = 0
-    dp_rank: int = 0
-    dp_size: int = 1
-    model_parallel_group: ProcessGroup | None = None
-    """Ranks of the same model replica; None if this rank holds a full replica."""
-    world_group: ProcessGroup = field(default_factory=SingleProcessGroup)
-    """All ranks of the run."""
-    background_group: ProcessGroup = field(default_factory=SingleProcessGroup)
-    """All ranks of the run, for a background thread: two threads must not share a group."""
-
-    @property
-    def data_shard(self) -> tuple[int, int, ProcessGroup | None]:
-        """Data-parallel rank and size, and the group that shares this rank's batches."""
-        return self.dp_rank, self.dp_size, self.model_parallel_group
-
-    @property
-    def is_rank0(self) -> bool:
-        """True if rank == 0."""
-        return self.rank == 0
+from hlat.distributed.parallel_state import ParallelState
+from hlat.distributed.state_shard import StateShard
 
 
 @dataclass(frozen=True)
@@ -229,7 +204,7 @@ class Engine(Protocol):
     denominator of the loss, unless validation rejects them for it.
     """
 
-    world: World
+    world: ParallelState
     """Valid, like `device`, after `run_device_checks` or `build`."""
     device: str
     """Name of the device in the run record."""
@@ -246,10 +221,10 @@ class Engine(Protocol):
 
         Args:
             config: Configuration of the run.
-            training: If False, allocate the weights of the forward pass only; `chunks` then yields
-                no optimizer state.
+            training: If False, allocate the weights of the forward pass only; `state_shards` then
+                yields no optimizer state.
             initialize: If False, weights have no defined values until `init_weights` is called or
-                all `chunks` are filled.
+                all `state_shards` are filled.
 
         Raises:
             ConfigError: The engine or its device does not support the configuration.
@@ -289,11 +264,11 @@ class Engine(Protocol):
         Main memory on a CPU; None if the device does not report it.
         """
 
-    def chunks(self) -> Iterator[TensorChunk]:
+    def state_shards(self) -> Iterator[StateShard]:
         """Yield every tensor of the state for the checkpoint store to save or fill."""
 
-    def saved_chunks(self) -> Iterator[TensorChunk]:
-        """Yield the chunks that this rank saves, without copying others from the device."""
+    def saved_state_shards(self) -> Iterator[StateShard]:
+        """Yield the shards that this rank saves, without copying others from the device."""
 
     def find_replica_mismatches(self) -> list[ReplicaMismatch]:
         """Return replicated slices that differ between this rank and others; all ranks call it."""

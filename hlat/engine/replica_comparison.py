@@ -14,21 +14,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hlat.checkpoint.tensor_chunk import TensorChunk
+from hlat.distributed.mesh_axis import MeshAxis
+from hlat.distributed.state_shard import StateShard
 from hlat.engine.interface import ReplicaMismatch
-from hlat.engine.mesh_axis import MeshAxis
 
 _INT_DTYPES = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def find_replica_mismatches(
-    chunks: Iterable[TensorChunk], axes: Iterable[MeshAxis]
+    shards: Iterable[StateShard], axes: Iterable[MeshAxis]
 ) -> list[ReplicaMismatch]:
     """Return this rank's slices that differ between ranks along the axes; all ranks call it."""
     axes = [axis for axis in axes if axis.size > 1]
     if not axes:
         return []
-    slices = {(c.name, c.offset, c.size): compute_digest(c.tensor) for c in chunks}
+    slices = {(c.name, c.offset, c.size): compute_digest(c.tensor) for c in shards}
     digests = torch.stack([*slices.values()]).cpu().numpy()
     mismatches = []
     for axis in axes:

@@ -18,7 +18,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hlat import launch_environment
 from hlat.config.argument_parser import (
     CommandLineParser,
     build_list_parser,
@@ -27,6 +26,7 @@ from hlat.config.argument_parser import (
     print_os_error,
 )
 from hlat.config.config_errors import ConfigError, ExitCode, escape_control_characters
+from hlat.distributed import exit_record, process_signals, rank_environment
 from hlat.evaluate.harness_settings import (
     HarnessSettings,
     parse_bool,
@@ -177,7 +177,7 @@ def _split_overrides(parser: CommandLineParser, arguments: argparse.Namespace) -
 
 
 def _report_interruption() -> ExitCode:
-    if launch_environment.RECORDS_DIR_ENV in os.environ:
+    if rank_environment.RECORDS_DIR_ENV in os.environ:
         # The supervisor prints the message; other threads of this process may wait for lost ranks
         os._exit(ExitCode.PREEMPTED)
     print("\ninterrupted; scores of finished tasks are kept", file=sys.stderr)
@@ -203,14 +203,14 @@ def _interrupt_on_signal() -> Iterator[threading.Event]:
             os.kill(os.getpid(), signum)
             return
         received.set()
-        is_supervised = launch_environment.RECORDS_DIR_ENV in os.environ
-        for each in launch_environment.STOP_SIGNALS:
+        is_supervised = rank_environment.RECORDS_DIR_ENV in os.environ
+        for each in process_signals.STOP_SIGNALS:
             signal.signal(each, signal.SIG_IGN)
         if not is_supervised:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
         raise KeyboardInterrupt
 
-    is_rank0 = launch_environment.read_rank_info().is_rank0
+    is_rank0 = rank_environment.read_rank_info().is_rank0
     with handle_signals(handle_signal if is_rank0 else signal.SIG_DFL):
         yield received
 
@@ -262,7 +262,7 @@ def _build_request(arguments: argparse.Namespace) -> "EvalRequest":
         ),
         data_overrides=tuple(arguments.data_overrides),
         # A job may be restarted at any time
-        skip_completed=arguments.follow or launch_environment.RDZV_ENDPOINT_ENV in os.environ,
+        skip_completed=arguments.follow or rank_environment.RDZV_ENDPOINT_ENV in os.environ,
     )
 
 
@@ -283,7 +283,7 @@ def _evaluate_locally(
         source = model_source.find_model(request.source, request.step, arguments.tokenizer)
     metadata = source or model_metadata.load_run_metadata(Path(request.source))
     config = build_inference_config(metadata, arguments.overrides)
-    if launch_environment.must_launch_workers(config):
+    if rank_environment.must_launch_workers(config):
         from hlat.config import entry_point
         from hlat.recovery import supervisor
 
@@ -299,7 +299,7 @@ def _evaluate_locally(
         text = json.dumps(row) if arguments.json else "\n".join(_format_scores(row))
         print(escape_control_characters(text), flush=True)
 
-    return launch_environment.run_with_exit_record(
+    return exit_record.run_with_exit_record(
         lambda: run_evaluation(config, request, source, print_scores)
     )
 

@@ -17,11 +17,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hlat import launch_environment
 from hlat.checkpoint import checkpoint_store
 from hlat.checkpoint.checkpoint_errors import CorruptCheckpointError
 from hlat.config.config_errors import ConfigError, ExitCode
 from hlat.config.run import Config
+from hlat.distributed import heartbeat, rank_environment
 from hlat.engine.engine_factory import create_engine
 from hlat.evaluate import (
     checkpoint_watcher,
@@ -77,7 +77,7 @@ def run_evaluation(
     `source` is the model, or the first checkpoint of a followed run. Raise ConfigError if a task or
     its data set does not exist.
     """
-    is_rank0 = launch_environment.read_rank_info().is_rank0
+    is_rank0 = rank_environment.read_rank_info().is_rank0
     prompts = _load_prompt_format(request, source)  # raises before the model is loaded
     problems = load_humaneval_problems(request) if HUMANEVAL in request.tasks else []
     heldout = None
@@ -89,14 +89,16 @@ def run_evaluation(
     tasks = _load_tasks(request, prompts, len(problems), heldout) if is_rank0 else []
     with closing(create_engine(config)) as engine:
         engine.build(config, training=False, initialize=False)
-        launch_environment.record_start()
-        source.load_weights(engine.chunks())
+        heartbeat.record_start()
+        source.load_weights(engine.state_shards())
         model, tokenizer = InferenceModel(engine), source.tokenizer
 
         def load_checkpoint(location: str) -> None:
             checkpoint_dir = storage_path.parse_storage_path(location)
             run_dir = request.followed_run or checkpoint_dir
-            model_source.open_checkpoint(checkpoint_dir, run_dir).load_weights(engine.chunks())
+            model_source.open_checkpoint(checkpoint_dir, run_dir).load_weights(
+                engine.state_shards()
+            )
 
         def run_humaneval(output_dir: str, model_name: str) -> dict[str, float]:
             path, settings = Path(output_dir), request.humaneval_settings

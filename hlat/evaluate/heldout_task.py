@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hlat import launch_environment
 from hlat.config.config_errors import ConfigError
 from hlat.config.config_json import parse_section
 from hlat.config.data import DataConfig
@@ -21,6 +20,7 @@ from hlat.data.data_source import open_data_sources
 from hlat.data.heldout_sequences import HeldoutSequences, pack_documents, pack_heldout_sequences
 from hlat.data.tokenizer import Tokenizer
 from hlat.data.tokenizer_round_trip import sample_texts
+from hlat.distributed import rank_environment
 from hlat.inference.inference_model import MAX_BATCH_TOKENS
 from hlat.inference.model_source import ModelSource
 from hlat.prepare.document_reader import DamagedDocument, parse_documents
@@ -144,7 +144,7 @@ def _load_text(
 def _warn_of_lost_text(tokenizer: Tokenizer, name: str, documents: Iterator[str]) -> None:
     """Print a warning if the tokenizer loses a part of the first documents of `name`."""
     lost = tokenizer.measure_lost_text(sample_texts(documents))
-    if lost.num_lost and launch_environment.read_rank_info().is_rank0:
+    if lost.num_lost and rank_environment.read_rank_info().is_rank0:
         print(
             f"WARNING: the tokenizer loses {lost} of the held-out text of {name}", file=sys.stderr
         )

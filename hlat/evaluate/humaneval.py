@@ -23,10 +23,10 @@ from tqdm import tqdm
 
 from hlat.config.config_errors import ConfigError
 from hlat.data.token_decoder import decode_continuation
+from hlat.distributed.object_group import broadcast_object
 from hlat.evaluate import humaneval_rpc, sandbox
 from hlat.evaluate.sandbox import ProgramResult, ResourceLimits
 from hlat.inference.inference_model import InferenceModel, build_stop_check
-from hlat.parallelism.process_group import broadcast_object
 
 if TYPE_CHECKING:
     from hlat.data.prompt_tokenizer import PromptTokenizer

@@ -12,9 +12,9 @@ from typing import Any
 from tqdm import tqdm
 
 from hlat.data.prompt_tokenizer import PromptTokenizer
+from hlat.distributed.object_group import ObjectGroup, broadcast_object
 from hlat.evaluate.request_cache import RequestCache
 from hlat.inference.inference_model import InferenceModel, build_stop_check
-from hlat.parallelism.process_group import ProcessGroup, broadcast_object
 
 ScoreRequest = tuple[list[int], list[int]]
 """Token ids of a context and of its continuation."""
@@ -37,7 +37,7 @@ class Rank0Scheduler:
         self,
         model: InferenceModel,
         tokenizer: PromptTokenizer,
-        world_group: ProcessGroup,
+        world_group: ObjectGroup,
         handlers: Mapping[str, Callable[..., Any]] | None = None,
     ) -> None:
         self.tokenizer, self._world_group = tokenizer, world_group

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hlat import launch_environment
 from hlat.config.argument_parser import (
     CommandLineParser,
     parse_number,
@@ -23,6 +22,7 @@ from hlat.config.argument_parser import (
     run_command,
 )
 from hlat.config.config_errors import ConfigError, ExitCode
+from hlat.distributed import exit_record, rank_environment
 from hlat.inference.prompt_files import Row, load_prompts, open_output, write_row
 from hlat.inference.sampling_settings import SamplingSettings
 
@@ -130,11 +130,9 @@ def _run(arguments: argparse.Namespace, typed: list[str]) -> ExitCode | int:
         typed = [*typed, f"prompt={arguments.prompt}"]
     source = model_source.find_model(arguments.source, arguments.step, arguments.tokenizer)
     config = build_inference_config(source, arguments.overrides)
-    if launch_environment.must_launch_workers(config):
+    if rank_environment.must_launch_workers(config):
         return _launch_workers(arguments, config, typed)
-    return launch_environment.run_with_exit_record(
-        lambda: _generate(arguments, source, config, rows)
-    )
+    return exit_record.run_with_exit_record(lambda: _generate(arguments, source, config, rows))
 
 
 def _launch_workers(
@@ -164,7 +162,7 @@ def _generate(
     from hlat.inference.chat_loop import print_text, run_chat
     from hlat.inference.text_generator import open_text_generator
 
-    is_rank0 = launch_environment.read_rank_info().is_rank0
+    is_rank0 = rank_environment.read_rank_info().is_rank0
     settings = build_sampling_settings(arguments)
     if is_rank0:
         print(f"{source.location}", file=sys.stderr, flush=True)
@@ -195,7 +193,7 @@ def _generate_rows(
         else generator.encode(row["prompt"])
         for row in rows
     ]
-    is_rank0 = launch_environment.read_rank_info().is_rank0
+    is_rank0 = rank_environment.read_rank_info().is_rank0
     with open_output(output) as file:
         for start in range(0, len(rows), _PROMPTS_PER_BATCH):
             batch = slice(start, start + _PROMPTS_PER_BATCH)

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hlat.engine.interface import DecodeState, Engine, World
+from hlat.distributed.object_group import broadcast_object
+from hlat.distributed.parallel_state import ParallelState
+from hlat.engine.interface import DecodeState, Engine
 from hlat.inference.decode_batch import DecodeBatch, derive_random_bits
 from hlat.inference.prefix_tree import PrefixNode, ScoredSequence, TokenQuery, build_prefix_tree
-from hlat.parallelism.process_group import broadcast_object
 
 if TYPE_CHECKING:
     from hlat.data.prompt_tokenizer import PromptTokenizer
@@ -39,7 +40,7 @@ class InferenceModel:
         self._engine, self._max_batch_tokens = engine, max_batch_tokens
 
     @property
-    def world(self) -> World:
+    def world(self) -> ParallelState:
         """Ranks of the engine."""
         return self._engine.world
 
@@ -242,7 +243,7 @@ def _build_sequences(
     return [sequences[tokens] for tokens in sorted(sequences)]
 
 
-def _shard_sequences(sequences: list[ScoredSequence], world: World) -> list[ScoredSequence]:
+def _shard_sequences(sequences: list[ScoredSequence], world: ParallelState) -> list[ScoredSequence]:
     """Return this rank's consecutive sequences, balanced by the number of tokens."""
     rank, size = world.dp_rank, world.dp_size
     if size == 1 or not sequences:

@@ -17,11 +17,11 @@ from hlat.checkpoint import (
 from hlat.checkpoint.checkpoint_directory import format_step_name
 from hlat.checkpoint.checkpoint_manifest import COMMIT_MARKER
 from hlat.checkpoint.pretrained_files import PretrainedFiles, load_pretrained_files
-from hlat.checkpoint.tensor_chunk import TensorChunk
 from hlat.config import run_identity
 from hlat.config.config_errors import ConfigError
 from hlat.data import prompt_tokenizer
 from hlat.data.prompt_tokenizer import PromptTokenizer
+from hlat.distributed.state_shard import StateShard
 from hlat.inference import model_metadata
 from hlat.inference.model_metadata import ModelMetadata
 from hlat.storage import storage_path
@@ -83,12 +83,12 @@ class ModelSource(ModelMetadata):
                 f"embedding {self.model.vocab_size} rows; it was trained with another tokenizer"
             )
 
-    def load_weights(self, chunks: Iterable[TensorChunk]) -> None:
-        """Load the weights into the chunks of an engine."""
+    def load_weights(self, shards: Iterable[StateShard]) -> None:
+        """Load the weights into the shards of an engine."""
         if self.step is None and not checkpoint_store.is_checkpoint(self.location):
-            pretrained_weights.load_pretrained(str(self.location), self.model, chunks)
+            pretrained_weights.load_pretrained(str(self.location), self.model, shards)
         else:
-            weights = [chunk for chunk in chunks if chunk.name.startswith("weights/")]
+            weights = [shard for shard in shards if shard.name.startswith("weights/")]
             checkpoint_store.load_checkpoint(self.location, weights)
 
 

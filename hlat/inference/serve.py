@@ -21,9 +21,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hlat import launch_environment
 from hlat.config.argument_parser import CommandLineParser, parse_number, run_and_exit, run_command
 from hlat.config.config_errors import ConfigError, ExitCode
+from hlat.distributed import rank_environment
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -110,7 +110,7 @@ def _serve(arguments: argparse.Namespace) -> ExitCode | int:
 
     source = model_source.find_model(arguments.source, arguments.step, arguments.tokenizer)
     config = build_inference_config(source, arguments.overrides)
-    if launch_environment.must_launch_workers(config):
+    if rank_environment.must_launch_workers(config):
         raise ConfigError(
             f"hlat serve uses one process, and the layout needs {config.num_processes}; remove the "
             "overrides of hardware and parallelism, or serve an export with vLLM"

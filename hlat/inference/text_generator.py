@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
-from hlat import launch_environment
 from hlat.config.config_errors import ConfigError
 from hlat.config.run import Config
+from hlat.distributed import heartbeat
 from hlat.engine.engine_factory import create_engine
 from hlat.inference.chat_format import ChatFormat, load_chat_format
 from hlat.inference.decode_batch import DecodeBatch
@@ -157,8 +157,8 @@ def open_text_generator(source: ModelSource, config: Config) -> Iterator[TextGen
     """Load the weights of a model into the engine of `config`, and return its generator."""
     with closing(create_engine(config)) as engine:
         engine.build(config, training=False, initialize=False)
-        launch_environment.record_start()
-        source.load_weights(engine.chunks())
+        heartbeat.record_start()
+        source.load_weights(engine.state_shards())
         yield TextGenerator(InferenceModel(engine), source)
 
 

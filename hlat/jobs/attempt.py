@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from hlat import launch_environment
 from hlat.config.config_errors import ConfigError, ExitCode
+from hlat.distributed import process_signals, rank_environment
 from hlat.jobs import slurm_commands, sweep_report
 from hlat.jobs.held_jobs import HeldJobs
 from hlat.jobs.score_files import load_all_scores
@@ -95,12 +95,12 @@ class JobAttempt:
         print(f"hlat: job {self._job_id}, attempt {self._attempt_number} on {nodes}", flush=True)
         # Slurm copies the soft limit from the login node
         host_info.raise_open_file_limit(self._submission.open_files)
-        for signum in launch_environment.STOP_SIGNALS:
+        for signum in process_signals.STOP_SIGNALS:
             signal.signal(signum, self._request_stop)
         signal.signal(signal.SIGUSR2, self._handle_announcement)
         signal.signal(signal.SIGALRM, _raise_stop_timeout)
         signal.signal(signal.SIGTERM, self._record_termination)
-        signal.signal(launch_environment.DUMP_SIGNAL, _do_nothing)
+        signal.signal(process_signals.DUMP_SIGNAL, _do_nothing)
         held_jobs = HeldJobs(self._submission_dir.run_dir)
         if self._submission.trains:
             held_jobs.start_polling()
@@ -123,7 +123,7 @@ class JobAttempt:
 
     def _write_sweep_report(self) -> None:
         if self._submission.sweep is not None and not self._terminated_by_slurm:
-            for signum in {*launch_environment.STOP_SIGNALS} - {signal.SIGTERM}:
+            for signum in {*process_signals.STOP_SIGNALS} - {signal.SIGTERM}:
                 signal.signal(signum, signal.SIG_IGN)
             program = self._submission.commands[0][:2]
             sweep_report.write_report_if_last(program, Path(self._submission.sweep))
@@ -149,13 +149,13 @@ class JobAttempt:
     def _build_environment(self) -> dict[str, str]:
         # Below Linux's range of ephemeral ports; SLURM_JOB_ID differs between tasks of an array
         port = 20000 + int(self._environment["SLURM_JOB_ID"]) % 10000
-        host = launch_environment.parse_first_host(self._environment["SLURM_JOB_NODELIST"])
+        host = rank_environment.parse_first_host(self._environment["SLURM_JOB_NODELIST"])
         return {
             **self._environment,
             **self._submission.environment,
-            launch_environment.NUM_NODES_ENV: str(self._submission.nodes),
-            launch_environment.RDZV_ENDPOINT_ENV: f"{host}:{port}",
-            launch_environment.STOP_FILE_ENV: str(self._stop_file),
+            rank_environment.NUM_NODES_ENV: str(self._submission.nodes),
+            rank_environment.RDZV_ENDPOINT_ENV: f"{host}:{port}",
+            rank_environment.STOP_FILE_ENV: str(self._stop_file),
         }
 
     def _build_result(self, exit_code: int) -> AttemptResult:

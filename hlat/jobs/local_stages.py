@@ -13,9 +13,9 @@ from types import FrameType
 
 from hlat.config.config_errors import ConfigError, ExitCode
 from hlat.config.entry_point import build_module_command, get_user_environment
+from hlat.distributed.process_signals import DUMP_SIGNAL
 from hlat.jobs.campaign_state import LOCAL, CampaignLog, StageState, StageStatus
 from hlat.jobs.stage_job import StageJob
-from hlat.launch_environment import DUMP_SIGNAL
 from hlat.recovery.signal_handler import handle_signals
 
 _SIGINT_EXIT_CODE = 130

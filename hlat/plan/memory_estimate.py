@@ -12,9 +12,9 @@ from hlat.config.engine import EngineBackend
 from hlat.config.parallelism import PipelineSchedule
 from hlat.config.precision import PrecisionConfig
 from hlat.config.run import Config
+from hlat.distributed.mesh_coordinates import ParallelDegrees, compute_parallel_degrees
 from hlat.model import decoder_spec
 from hlat.model.decoder_spec import count_parameters
-from hlat.parallelism.mesh_coordinates import ParallelDegrees, compute_parallel_degrees
 from hlat.plan.hardware_efficiency import (
     PROCESS_MEMORY_GIB,
     RESERVED_MEMORY_GIB,

@@ -7,9 +7,9 @@ from typing import Any
 
 from hlat.config.mfu import compute_mfu, compute_peak_flops
 from hlat.config.run import Config
+from hlat.distributed.mesh_coordinates import compute_parallel_degrees
 from hlat.figures.page_templates import render_text
 from hlat.model.decoder_spec import compute_flops_per_token
-from hlat.parallelism.mesh_coordinates import compute_parallel_degrees
 from hlat.plan.forecast import RunForecast
 from hlat.plan.hardware_efficiency import EFFICIENCIES, get_planned_engine
 from hlat.plan.layout_search import LayoutCandidate

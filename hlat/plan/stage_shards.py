@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from hlat.config.model import ModelConfig
 from hlat.config.precision import Fp32Operator
 from hlat.config.run import Config
+from hlat.distributed.mesh_coordinates import ParallelDegrees
+from hlat.distributed.pipeline_stages import assign_layers_to_stages
 from hlat.model import decoder_spec
 from hlat.model.activation_spec import ExecutionSettings
 from hlat.model.parameter_spec import ModuleParameter, ShardingRule
-from hlat.parallelism.mesh_coordinates import ParallelDegrees
-from hlat.parallelism.pipeline_stages import assign_layers_to_stages
 from hlat.plan.hardware_efficiency import get_kernel_set
 from hlat.precision.precision_bytes import get_itemsize
 

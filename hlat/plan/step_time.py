@@ -18,8 +18,8 @@ from hlat.config.config_errors import ConfigError
 from hlat.config.engine import EngineBackend
 from hlat.config.parallelism import ActivationCheckpointing, PipelineSchedule
 from hlat.config.run import Config
+from hlat.distributed.mesh_coordinates import ParallelDegrees, compute_parallel_degrees
 from hlat.model import decoder_spec
-from hlat.parallelism.mesh_coordinates import ParallelDegrees, compute_parallel_degrees
 from hlat.plan.hardware_efficiency import EFFICIENCIES, HardwareEfficiency, get_planned_engine
 from hlat.plan.stage_shards import (
     StageShard,

@@ -17,12 +17,12 @@ from hlat.checkpoint import checkpoint_store, retention
 from hlat.checkpoint.checkpoint_directory import build_checkpoint_root
 from hlat.checkpoint.checkpoint_signature import load_signer
 from hlat.checkpoint.host_staging import HostStagingBuffer
-from hlat.checkpoint.tensor_chunk import TensorChunk
 from hlat.config.run import Config
 from hlat.data.data_loader import DataLoader, merge_state_dicts
+from hlat.distributed.object_group import broadcast_object
+from hlat.distributed.state_shard import StateShard
 from hlat.engine import graph_extraction
 from hlat.engine.interface import Engine
-from hlat.parallelism.process_group import broadcast_object
 from hlat.recovery import replica_verification
 from hlat.storage.storage_path import StoragePath
 from hlat.tracking.tracker import Tracker
@@ -62,7 +62,7 @@ class Checkpointer:
         self._buffers_ready: Future[None] | None = None
         if config.checkpoint.asynchronous:
             self._buffers_ready = self._executor.submit(
-                self._staging.allocate, [*engine.saved_chunks()]
+                self._staging.allocate, [*engine.saved_state_shards()]
             )
 
     def is_save_due(self, step: int) -> bool:
@@ -90,14 +90,14 @@ class Checkpointer:
         result = Future[_SaveResult]()
         if self._buffers_ready is not None:
             self._buffers_ready.result()
-            chunks = self._staging.copy_chunks(self._engine.saved_chunks())
+            shards = self._staging.copy_state_shards(self._engine.saved_state_shards())
             result = self._executor.submit(
-                self._write_checkpoint, state.step, chunks, state_json, first_bad_step
+                self._write_checkpoint, state.step, shards, state_json, first_bad_step
             )
         else:
-            chunks = [*self._engine.saved_chunks()]
+            shards = [*self._engine.saved_state_shards()]
             result.set_result(
-                self._write_checkpoint(state.step, chunks, state_json, first_bad_step)
+                self._write_checkpoint(state.step, shards, state_json, first_bad_step)
             )
         self._pending = state.step, self._tracker.exclude_time(start), result
         return True
@@ -126,11 +126,11 @@ class Checkpointer:
     def _trace_save_and_restore(self) -> None:
         """Run the device operations of a save and a restore for graph extraction.
 
-        The next step uploads the chunks as after a restart.
+        The next step uploads the shards as after a restart.
         """
         self._engine.find_replica_mismatches()
-        for chunk in self._engine.chunks():
-            chunk.tensor.copy_(chunk.tensor)  # counts as a change
+        for shard in self._engine.state_shards():
+            shard.tensor.copy_(shard.tensor)  # counts as a change
 
     def _build_state(self, state: TrainingState) -> dict[str, Any]:
         """Return state.json of the checkpoint on rank 0, else {}, and log the data ledger."""
@@ -149,17 +149,17 @@ class Checkpointer:
     def _write_checkpoint(
         self,
         step: int,
-        chunks: list[TensorChunk],
+        shards: list[StateShard],
         state_json: dict[str, Any],
         first_bad_step: int | None,
     ) -> _SaveResult:
         world, start, removed = self._engine.world, time.perf_counter(), list[str]()
 
-        def save(directory: StoragePath, chunks: list[TensorChunk]) -> StoragePath:
+        def save(directory: StoragePath, shards: list[StateShard]) -> StoragePath:
             while True:
                 try:
                     return checkpoint_store.save_checkpoint(
-                        directory, step, chunks, state_json, world.background_group, self._sign
+                        directory, step, shards, state_json, world.background_group, self._sign
                     )
                 except OSError as error:
                     name = self._remove_if_disk_is_full(error, first_bad_step)
@@ -169,9 +169,9 @@ class Checkpointer:
 
         self._tracker.sync()  # the rows of the steps in this checkpoint
         try:
-            path = save(self._checkpoints_dir, chunks)
+            path = save(self._checkpoints_dir, shards)
             if is_milestone(step, self._config):
-                weights = [chunk for chunk in chunks if chunk.name.startswith("weights/")]
+                weights = [shard for shard in shards if shard.name.startswith("weights/")]
                 if state_json:
                     state_json = TrainingState.from_json(state_json).to_weights_only().to_json()
                 save(self._milestones_dir, weights)

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from hlat.config.config_errors import ExitCode
-from hlat.launch_environment import NodeInfo
+from hlat.distributed.rank_environment import NodeInfo
 
 _FAILURE_KEY, _DECISION_KEY = "has_failure", "decision"
 _REPORT_TIMEOUT_S = 20.0

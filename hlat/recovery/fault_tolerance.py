@@ -5,10 +5,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from hlat import launch_environment
 from hlat.config.config_errors import ExitCode
 from hlat.config.run import Config
 from hlat.data.data_loader import DataLoader
+from hlat.distributed import heartbeat
 from hlat.engine import graph_extraction
 from hlat.engine.interface import Engine, StepMetrics
 from hlat.recovery import periodic_checks
@@ -32,7 +32,7 @@ class FaultTolerance:
         self._checkpointer = Checkpointer(config, run_dir, engine, loader, tracker)
         self._rollback_policy = RollbackPolicy(config, run_dir, engine, loader, tracker)
         self._watchdog = StepWatchdog(config.recovery, run_dir, engine.world.rank)
-        is_supervised = launch_environment.open_heartbeat() is not None
+        is_supervised = heartbeat.open_heartbeat() is not None
         self._num_unsaved_steps = 0
         self._signal_handler = SignalHandler(
             engine.world.is_rank0,

@@ -13,16 +13,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hlat import launch_environment
 from hlat.checkpoint import checkpoint_directory
 from hlat.config.config_errors import ConfigError, ExitCode, MissingDeviceError
 from hlat.config.engine import EngineBackend
 from hlat.config.hardware import HardwareConfig
 from hlat.config.run import Config
+from hlat.distributed import rank_environment
+from hlat.distributed.object_group import ObjectGroup, broadcast_object
 from hlat.engine import graph_extraction
 from hlat.engine.interface import DeviceReport, Engine
 from hlat.model.decoder_spec import compute_flops_per_token
-from hlat.parallelism.process_group import ProcessGroup, broadcast_object
 from hlat.plan.memory_estimate import compute_checkpoint_bytes
 from hlat.recovery import host_info, nccom_bandwidth, preflight_checks, process_ids
 from hlat.recovery.preflight_checks import (
@@ -76,7 +76,7 @@ def run_preflight(config: Config, run_dir: Path, engine: Engine) -> bool:
     return bool(healthy)
 
 
-def measure_clock_bounds(world_group: ProcessGroup) -> list[tuple[float, float]]:
+def measure_clock_bounds(world_group: ObjectGroup) -> list[tuple[float, float]]:
     """Return, on rank 0, the minimum and maximum seconds by which each rank's clock is ahead.
 
     A rank reads its clock between the broadcast and the gather of rank 0, which bounds the
@@ -97,7 +97,7 @@ def measure_clock_bounds(world_group: ProcessGroup) -> list[tuple[float, float]]
 
 def _measure_rank(config: Config, run_dir: Path, engine: Engine) -> RankReport:
     """Measure this process's node and device."""
-    is_local_rank0 = launch_environment.read_rank_info().local_rank == 0
+    is_local_rank0 = rank_environment.read_rank_info().local_rank == 0
     nccom = None
     if is_local_rank0 and nccom_bandwidth.is_nccom_test_available(config.hardware):
         nccom = nccom_bandwidth.run_nccom_test(config.hardware)
@@ -116,7 +116,7 @@ def _measure_rank(config: Config, run_dir: Path, engine: Engine) -> RankReport:
 
 def _run_device_checks(config: Config, run_dir: Path, engine: Engine) -> DeviceReport:
     """Run the engine's device checks; exit if a device that `hardware` specifies is missing."""
-    hardware, rank_info = config.hardware, launch_environment.read_rank_info()
+    hardware, rank_info = config.hardware, rank_environment.read_rank_info()
     try:
         report = engine.run_device_checks(config)
     except MissingDeviceError as error:

@@ -13,7 +13,7 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousStoreInfo
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
-from hlat.launch_environment import NodeInfo
+from hlat.distributed.rank_environment import NodeInfo
 
 _LOOPBACK = "127.0.0.1"
 _CONNECT_TIMEOUT = timedelta(seconds=60)

@@ -9,8 +9,8 @@ from collections import defaultdict
 from dataclasses import asdict
 from typing import Any
 
+from hlat.distributed.object_group import broadcast_object
 from hlat.engine.interface import Engine, ReplicaMismatch
-from hlat.parallelism.process_group import broadcast_object
 from hlat.recovery import host_info
 from hlat.recovery.preflight import report_unhealthy_nodes
 from hlat.recovery.preflight_checks import Consequence, Finding, format_first

@@ -23,8 +23,8 @@ from hlat.config.config_errors import ConfigError
 from hlat.config.run import Config
 from hlat.data.data_loader import DataLoader
 from hlat.data.prompt_tokenizer import find_added_bos_token
+from hlat.distributed.object_group import ObjectGroup, broadcast_object
 from hlat.engine.interface import Engine
-from hlat.parallelism.process_group import ProcessGroup, broadcast_object
 from hlat.storage.storage_path import StoragePath, parse_storage_path
 from hlat.tracking import finished_runs
 from hlat.tracking.tracker import Tracker
@@ -74,7 +74,7 @@ def resume(
     changed = find_differences(state.adjustable, initial.adjustable)
     changed += loader.load_state_dict(state.data)
     loader.skip_batches(load_skipped_batches(config, group, tracker))
-    checkpoint_store.load_checkpoint(path, engine.chunks(), manifest)
+    checkpoint_store.load_checkpoint(path, engine.state_shards(), manifest)
     if state.step < compute_total_steps(config):
         prefix = "resuming from " if is_same_run else "starting from checkpoint.start_from="
         tracker.print_message("\n  ".join([f"{prefix}{path}", *changed]))
@@ -99,9 +99,7 @@ def _print_proportions(loader: DataLoader, tracker: Tracker) -> None:
     tracker.print_message("\n".join(lines))
 
 
-def load_skipped_batches(
-    config: Config, world_group: ProcessGroup, tracker: Tracker
-) -> list[range]:
+def load_skipped_batches(config: Config, world_group: ObjectGroup, tracker: Tracker) -> list[range]:
     """Return on all ranks the batches that rollbacks of this run have skipped.
 
     Raises:
@@ -141,7 +139,7 @@ def _load_initial_weights(config: Config, engine: Engine, tracker: Tracker) -> d
     directory = broadcast_object(
         group, pretrained_weights.find_weights_dir(source) if group.is_rank0 else ""
     )
-    digest = pretrained_weights.load_pretrained(directory, config.model, engine.chunks())
+    digest = pretrained_weights.load_pretrained(directory, config.model, engine.state_shards())
     tracker.print_message(f"starting from the weights in {directory}")
     bos_token = find_added_bos_token(Path(source).expanduser()) if group.is_rank0 else None
     if bos_token not in (None, config.data.bos_token):
@@ -154,7 +152,7 @@ def _load_initial_weights(config: Config, engine: Engine, tracker: Tracker) -> d
 
 
 def _find_checkpoint(
-    config: Config, checkpoints_dir: StoragePath, world_group: ProcessGroup
+    config: Config, checkpoints_dir: StoragePath, world_group: ObjectGroup
 ) -> tuple[VerifiedCheckpoint | None, list[str]]:
     """Return the checkpoint to load, if any, and the reasons for refusing newer ones."""
     trusted_keys = config.checkpoint.trusted_keys
@@ -173,7 +171,7 @@ def _find_checkpoint(
 
 
 def _find_start(
-    start_from: str, world_group: ProcessGroup, trusted_keys: str | None
+    start_from: str, world_group: ObjectGroup, trusted_keys: str | None
 ) -> tuple[VerifiedCheckpoint, list[str]]:
     """Return the checkpoint of checkpoint.start_from, and the reasons for refusing newer ones.
 

@@ -16,8 +16,8 @@ from hlat.checkpoint.checkpoint_directory import build_checkpoint_root, parse_st
 from hlat.checkpoint.retention import VerifiedCheckpoint
 from hlat.config.run import Config
 from hlat.data.data_loader import DataLoader
+from hlat.distributed.object_group import broadcast_object
 from hlat.engine.interface import Engine, StepMetrics
-from hlat.parallelism.process_group import broadcast_object
 from hlat.recovery.resume import load_skipped_batches
 from hlat.recovery.spike_detector import SpikeDetector, is_finite
 from hlat.tracking.tracker import Tracker
@@ -103,7 +103,7 @@ class RollbackPolicy:
         )
         self._loader.load_state_dict(target.data)
         self._loader.skip_batches(load_skipped_batches(self._config, group, tracker))
-        checkpoint_store.load_checkpoint(path, self._engine.chunks(), manifest)
+        checkpoint_store.load_checkpoint(path, self._engine.state_shards(), manifest)
         tracker.rewind(target.step)
         self._spike_detector = self._build_spike_detector()
         state = replace(state, step=target.step, tokens=target.tokens)

@@ -8,11 +8,11 @@ import os
 import shutil
 from pathlib import Path
 
-from hlat import launch_environment
 from hlat.checkpoint import checkpoint_directory
 from hlat.checkpoint.checkpoint_manifest import COMMIT_MARKER
 from hlat.config.config_errors import ConfigError
 from hlat.config.run import Config
+from hlat.distributed import rank_environment
 from hlat.storage import durable_files, storage_path
 from hlat.storage.remote_path import RemotePath
 from hlat.storage.storage_path import StoragePath
@@ -36,7 +36,7 @@ def use_finished_run(config: Config, config_yaml: str, overrides: list[str]) -> 
     run_dir = run_directory.build_run_dir(config.run)
     if source is None or (source != run_dir and not _has_last_checkpoint(source, config)):
         return False
-    if launch_environment.is_first_process():
+    if rank_environment.is_first_process():
         print(f"nothing to do: {source} has finished with the same settings, code and data")
         if source != run_dir and not _is_complete_copy(run_dir):
             _copy_run(source, config, config_yaml, overrides)

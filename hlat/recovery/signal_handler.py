@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
-from hlat import launch_environment
 from hlat.config.config_errors import ExitCode
-from hlat.launch_environment import STOP_SIGNALS, SetupStoppedError
+from hlat.distributed import process_signals, rank_environment
+from hlat.distributed.exit_record import SetupStoppedError
+from hlat.distributed.process_signals import STOP_SIGNALS
 
 DUPLICATE_SIGNAL_WINDOW_S = 2.0
 """Slurm signals every process of a job, and the supervisor forwards its own signal as well: a
@@ -42,12 +43,12 @@ def handle_process_signals() -> Iterator[None]:
     `DUMP_SIGNAL` writes stacks. The process must end after the context, which restores no handler
     and ignores stop signals, since its result is known.
     """
-    launch_environment.register_stack_dumps()
+    process_signals.register_stack_dumps()
     _set_handlers(_stop_setup)
     try:
         yield
     except SetupStoppedError as error:
-        if launch_environment.read_rank_info().is_rank0:
+        if rank_environment.read_rank_info().is_rank0:
             print(
                 f"\nhlat: {error} before training; no step is lost. Repeat the command",
                 file=sys.stderr,

@@ -8,8 +8,8 @@ stopped process, and collects the stacks of all ranks of the node in one file. O
 import faulthandler
 from pathlib import Path
 
-from hlat import launch_environment
 from hlat.config.recovery import RecoveryConfig
+from hlat.distributed import heartbeat
 
 
 class StepWatchdog:
@@ -19,7 +19,7 @@ class StepWatchdog:
         self._recovery = recovery
         self._is_active = recovery.step_timeout_s is not None
         self._stacks_path = run_dir / "logs" / f"rank_{rank}.stacks"
-        self._heartbeat = launch_environment.open_heartbeat()
+        self._heartbeat = heartbeat.open_heartbeat()
         self._num_steps = 0
 
     def __enter__(self) -> "StepWatchdog":

@@ -35,18 +35,16 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from hlat.config.config_errors import ConfigError, ExitCode
 from hlat.config.redaction import redact_data
 from hlat.config.run import Config
-from hlat.engine.neuron import neuron_environment
-from hlat.launch_environment import (
-    DUMP_SIGNAL,
+from hlat.distributed.heartbeat import Heartbeat, get_heartbeat_path
+from hlat.distributed.process_signals import DUMP_SIGNAL, STOP_SIGNALS
+from hlat.distributed.rank_environment import (
     PARENT_PID_ENV,
     RECORDS_DIR_ENV,
     STOP_FILE_ENV,
-    STOP_SIGNALS,
-    Heartbeat,
     NodeInfo,
-    get_heartbeat_path,
     read_node_info,
 )
+from hlat.engine.neuron import neuron_environment
 from hlat.recovery import host_info, preflight
 from hlat.recovery.failure_coordinator import Failure, FailureCoordinator
 from hlat.recovery.node_logs import NodeLogs

@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from hlat.launch_environment import get_stacks_path
+from hlat.distributed.process_signals import get_stacks_path
 
 _DUMP_TIMEOUT_S, _POLL_INTERVAL_S = 2, 0.1
 """Time for workers to write their stacks, and the interval of looking at the files."""

@@ -19,7 +19,7 @@ import psutil
 
 from hlat.config import tracking
 from hlat.config.redaction import redact_data, redact_text
-from hlat.launch_environment import block_signals
+from hlat.distributed.process_signals import block_signals
 from hlat.storage.storage_path import validate_writable
 from hlat.tracking.lost_work import END_EVENTS
 from hlat.tracking.metric_logger import (

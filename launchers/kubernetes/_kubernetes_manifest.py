@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from hlat import launch_environment
 from hlat.config import frozen_config
 from hlat.config.bounds import bounded
 from hlat.config.config_errors import ExitCode
+from hlat.distributed import rank_environment
 from hlat.engine.neuron import neuron_compile_cache
 
 from .._job_spec import Accelerator, JobSpec, build_object_name
@@ -176,9 +176,9 @@ def build_manifest(
 
     def build_variables(index_variable: str, first_pod: str) -> list[str]:
         return [
-            f"{launch_environment.NUM_NODES_ENV}={job.num_nodes}",
-            f"{launch_environment.NODE_RANK_ENV}=$({index_variable})",
-            f"{launch_environment.RDZV_ENDPOINT_ENV}={first_pod}:{_RDZV_PORT}",
+            f"{rank_environment.NUM_NODES_ENV}={job.num_nodes}",
+            f"{rank_environment.NODE_RANK_ENV}=$({index_variable})",
+            f"{rank_environment.RDZV_ENDPOINT_ENV}={first_pod}:{_RDZV_PORT}",
         ]
 
     text = _load_template("manifest.yaml.j2").render(

@@ -7,10 +7,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from hlat import launch_environment
 from hlat.config.bounds import find_bounds_violations
 from hlat.config.config_errors import ConfigError
 from hlat.config.run import Config
+from hlat.distributed import rank_environment
 from hlat.engine.neuron.neuron_environment import build_neuron_environment
 
 from ._kubernetes_manifest import (
@@ -31,11 +31,11 @@ _RESERVED_POD_FIELDS = {
 }
 """Fields that the launcher sets."""
 _RESERVED_VARIABLES = {
-    launch_environment.NUM_NODES_ENV,
-    launch_environment.NODE_RANK_ENV,
-    launch_environment.RDZV_ENDPOINT_ENV,
-    launch_environment.RECORDS_DIR_ENV,
-    launch_environment.PARENT_PID_ENV,
+    rank_environment.NUM_NODES_ENV,
+    rank_environment.NODE_RANK_ENV,
+    rank_environment.RDZV_ENDPOINT_ENV,
+    rank_environment.RECORDS_DIR_ENV,
+    rank_environment.PARENT_PID_ENV,
     "JOB_COMPLETION_INDEX",
     "RANK",
     "WORLD_SIZE",

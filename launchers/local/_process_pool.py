@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from hlat.config.config_errors import ExitCode
 from hlat.config.entry_point import get_user_environment
-from hlat.launch_environment import DUMP_SIGNAL
+from hlat.distributed.process_signals import DUMP_SIGNAL
 from hlat.recovery.signal_handler import handle_signals
 
 from ._core_budget import ResourceBudget, ResourceRequest

@@ -15,10 +15,10 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from hydra.core.utils import JobReturn
 
-from hlat import launch_environment
 from hlat.config import frozen_config
 from hlat.config.command_job import CommandJob
 from hlat.config.config_errors import ConfigError, ExitCode
+from hlat.distributed import rank_environment
 
 from .._hourly_cost import format_hourly_cost
 from .._job_spec import Accelerator, JobSpec, build_command_job, build_object_name
@@ -148,9 +148,9 @@ def build_task(job: JobSpec, directory: Path, settings: SkyPilotLauncherConfig) 
     run = f"""\
 CONFIG=$PWD
 cd {shlex.quote(settings.mount)}
-export {launch_environment.NUM_NODES_ENV}=$SKYPILOT_NUM_NODES
-export {launch_environment.NODE_RANK_ENV}=$SKYPILOT_NODE_RANK
-export {launch_environment.RDZV_ENDPOINT_ENV}=$(head -n1 <<<"$SKYPILOT_NODE_IPS"):{_RDZV_PORT}
+export {rank_environment.NUM_NODES_ENV}=$SKYPILOT_NUM_NODES
+export {rank_environment.NODE_RANK_ENV}=$SKYPILOT_NODE_RANK
+export {rank_environment.RDZV_ENDPOINT_ENV}=$(head -n1 <<<"$SKYPILOT_NODE_IPS"):{_RDZV_PORT}
 exec {" ".join(words)}
 """
     task = {

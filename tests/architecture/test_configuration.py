@@ -22,6 +22,7 @@ CODE = {
     "evaluation": "evaluate",
     "hardware": "config/mfu.py",
     "optimizer": "optim",
+    "parallelism": "distributed",
     "phase": "config/phase_steps.py",
     "schedule": "optim/lr_schedule.py",
 }

@@ -14,7 +14,7 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 LAYERS = {
     "config": 0,
-    **dict.fromkeys(("storage", "parallelism", "training_state", "launch_environment"), 1),
+    **dict.fromkeys(("storage", "distributed", "training_state"), 1),
     **dict.fromkeys(("model", "precision", "optim", "data", "checkpoint", "tracking"), 2),
     **dict.fromkeys(("engine", "study"), 3),
     **dict.fromkeys(("prepare", "evaluate", "jobs", "report", "recovery", "doctor"), 4),
@@ -25,6 +25,8 @@ ENTRIES = {name for name, layer in LAYERS.items() if layer == 5}
 FENCES = {
     "torch": {
         *("model", "optim", "precision", "engine", "checkpoint", "doctor"),
+        *("distributed.device_mesh", "distributed.mesh_axis", "distributed.mesh_object_group"),
+        "distributed.process_groups",
         *("recovery.node_logs", "recovery.supervisor", "recovery.rendezvous"),
     },
     "torch_xla": {"engine.nxd"},
@@ -191,9 +193,10 @@ def test_every_external_library_is_restricted_or_numpy() -> None:
 
 def test_pure_modules_need_nothing_but_numpy_and_the_configuration() -> None:
     for module, file in MODULES.items():
-        if module.partition(".")[0] in PURE - {"config"}:
+        if module.partition(".")[0] in PURE - {"config"} and module not in FENCES["torch"]:
             imports = {name.split(".")[0] for name in _imports(file)} - set(sys.stdlib_module_names)
             assert imports <= {"hlat", "numpy"}, module
+            assert not _internal(_imports(file)) & FENCES["torch"], module
 
 
 def test_launchers_need_no_torch() -> None:
@@ -224,7 +227,7 @@ def test_one_module_creates_process_groups() -> None:
         for node in ast.walk(ast.parse(file.read_text())):
             function = node.func if isinstance(node, ast.Call) else None
             name = getattr(function, "attr", getattr(function, "id", ""))
-            assert module == "engine.process_groups" or not creators.fullmatch(name), (
+            assert module == "distributed.process_groups" or not creators.fullmatch(name), (
                 f"{file}:{getattr(node, 'lineno', 0)} calls {name}; use create_axes of "
-                "hlat/engine/process_groups.py"
+                "hlat/distributed/process_groups.py"
             )

@@ -30,8 +30,8 @@ from hlat.checkpoint.checkpoint_store import (
     verify_checkpoint,
 )
 from hlat.checkpoint.retention import find_newest_valid, prune_checkpoints
-from hlat.checkpoint.tensor_chunk import TensorChunk
 from hlat.config.config_errors import ConfigError
+from hlat.distributed.state_shard import StateShard
 from hlat.storage import durable_files, storage_path
 
 State = dict[str, torch.Tensor]
@@ -81,18 +81,18 @@ def as_path(value: Any) -> Any:
 on_disk = pytest.mark.parametrize("elsewhere", ["disk"], indirect=True)
 
 
-def full_chunk(name: str, tensor: torch.Tensor) -> TensorChunk:
+def build_full_shard(name: str, tensor: torch.Tensor) -> StateShard:
     shape = tuple(tensor.shape)
-    return TensorChunk(name, shape, (0,) * len(shape), shape, tensor)
+    return StateShard(name, shape, (0,) * len(shape), shape, tensor)
 
 
-def split_chunks(name: str, tensor: torch.Tensor, *boxes: tuple[slice, ...]) -> list[TensorChunk]:
-    chunks = []
+def split_shards(name: str, tensor: torch.Tensor, *boxes: tuple[slice, ...]) -> list[StateShard]:
+    shards = []
     for box in boxes:
         part = tensor[box]
         offset = tuple(index.start for index in box)
-        chunks.append(TensorChunk(name, tuple(tensor.shape), offset, tuple(part.shape), part))
-    return chunks
+        shards.append(StateShard(name, tuple(tensor.shape), offset, tuple(part.shape), part))
+    return shards
 
 
 def make_state(seed: int) -> State:
@@ -112,14 +112,14 @@ def make_state(seed: int) -> State:
 
 
 def save_state(folder: Path, step: int) -> Path:
-    chunks = [full_chunk(name, tensor) for name, tensor in make_state(step).items()]
-    return save_checkpoint(folder, step, chunks, {"step": step, "data": {"cursors": [step, 2]}})
+    shards = [build_full_shard(name, tensor) for name, tensor in make_state(step).items()]
+    return save_checkpoint(folder, step, shards, {"step": step, "data": {"cursors": [step, 2]}})
 
 
 def assert_contains(path: Path, step: int) -> None:
     expected = make_state(step)
     found = {name: torch.zeros_like(tensor) for name, tensor in expected.items()}
-    load_checkpoint(path, [full_chunk(name, tensor) for name, tensor in found.items()])
+    load_checkpoint(path, [build_full_shard(name, tensor) for name, tensor in found.items()])
     for name, tensor in expected.items():
         assert found[name].dtype == tensor.dtype
         assert torch.equal(found[name], tensor), name
@@ -142,45 +142,45 @@ def test_state_is_restored_bit_exactly(tmp_path: Path) -> None:
 def test_special_values_are_restored_bit_exactly(tmp_path: Path) -> None:
     bits = torch.tensor([0x7FC00001, 0x7F800000, -0x80000000, 1], dtype=torch.int32)
     path = save_checkpoint(
-        tmp_path, 1, [full_chunk("weights/special", bits.view(torch.float32))], {}
+        tmp_path, 1, [build_full_shard("weights/special", bits.view(torch.float32))], {}
     )
     found = torch.zeros(4)
-    load_checkpoint(path, [full_chunk("weights/special", found)])
+    load_checkpoint(path, [build_full_shard("weights/special", found)])
     assert torch.equal(found.view(torch.int32), bits)
 
 
 def test_saving_what_was_restored_gives_the_same_bytes(tmp_path: Path) -> None:
     first = save_state(tmp_path / "first", 3)
     found = {name: torch.zeros_like(tensor) for name, tensor in make_state(3).items()}
-    chunks = [full_chunk(name, tensor) for name, tensor in found.items()]
-    load_checkpoint(first, chunks)
-    second = save_checkpoint(tmp_path / "second", 3, chunks, load_state_json(first))
+    shards = [build_full_shard(name, tensor) for name, tensor in found.items()]
+    load_checkpoint(first, shards)
+    second = save_checkpoint(tmp_path / "second", 3, shards, load_state_json(first))
     for name in FILES:
         assert (first / name).read_bytes() == (second / name).read_bytes()
 
 
 def test_restore_fills_a_view_of_another_shape_and_strides(tmp_path: Path) -> None:
     values = torch.arange(24.0).reshape(4, 6)
-    path = save_checkpoint(tmp_path, 1, [full_chunk("weights/w", values)], {})
+    path = save_checkpoint(tmp_path, 1, [build_full_shard("weights/w", values)], {})
     memory = torch.zeros(2, 2, 6, 2)
     view = memory[..., 0]
-    load_checkpoint(path, [TensorChunk("weights/w", (4, 6), (0, 0), (4, 6), view)])
+    load_checkpoint(path, [StateShard("weights/w", (4, 6), (0, 0), (4, 6), view)])
     assert torch.equal(view.reshape(4, 6), values)
     assert torch.count_nonzero(memory[..., 1]) == 0
 
 
 def test_restore_converts_to_the_dtype_of_the_chunk(tmp_path: Path) -> None:
     values = torch.randn(5, generator=torch.Generator().manual_seed(0))
-    path = save_checkpoint(tmp_path, 1, [full_chunk("weights/w", values)], {})
+    path = save_checkpoint(tmp_path, 1, [build_full_shard("weights/w", values)], {})
     found = torch.zeros(5, dtype=torch.bfloat16)
-    load_checkpoint(path, [full_chunk("weights/w", found)])
+    load_checkpoint(path, [build_full_shard("weights/w", found)])
     assert torch.equal(found, values.bfloat16())
 
 
 def test_restore_fills_parameters_that_need_gradients(tmp_path: Path) -> None:
-    path = save_checkpoint(tmp_path, 1, [full_chunk("weights/w", torch.ones(3))], {})
+    path = save_checkpoint(tmp_path, 1, [build_full_shard("weights/w", torch.ones(3))], {})
     parameter = torch.nn.Parameter(torch.zeros(3))
-    load_checkpoint(path, [full_chunk("weights/w", parameter)])
+    load_checkpoint(path, [build_full_shard("weights/w", parameter)])
     assert parameter.tolist() == [1, 1, 1]
 
 
@@ -198,32 +198,35 @@ LAYOUTS = {"whole": [(slice(0, 9), slice(0, 7))], "rows": ROWS, "columns": COLUM
 @pytest.mark.parametrize("saved", LAYOUTS)
 def test_a_matrix_restores_under_any_other_slicing(tmp_path: Path, saved: str, loaded: str) -> None:
     values = torch.arange(63.0).reshape(9, 7)
-    path = save_checkpoint(tmp_path, 1, split_chunks("weights/w", values, *LAYOUTS[saved]), {})
+    path = save_checkpoint(tmp_path, 1, split_shards("weights/w", values, *LAYOUTS[saved]), {})
     found = torch.full((9, 7), -1.0)
-    load_checkpoint(path, split_chunks("weights/w", found, *LAYOUTS[loaded]))
+    load_checkpoint(path, split_shards("weights/w", found, *LAYOUTS[loaded]))
     assert torch.equal(found, values)
 
 
 def test_a_single_slice_restores_alone(tmp_path: Path) -> None:
     values = torch.arange(63.0).reshape(9, 7)
-    path = save_checkpoint(tmp_path, 1, split_chunks("weights/w", values, *ROWS), {})
+    path = save_checkpoint(tmp_path, 1, split_shards("weights/w", values, *ROWS), {})
     part = torch.zeros(3, 2)
-    load_checkpoint(path, [TensorChunk("weights/w", (9, 7), (4, 5), (3, 2), part)])
+    load_checkpoint(path, [StateShard("weights/w", (9, 7), (4, 5), (3, 2), part)])
     assert torch.equal(part, values[4:7, 5:7])
 
 
 def test_restore_names_everything_that_does_not_fit_and_fills_nothing(tmp_path: Path) -> None:
     path = save_checkpoint(
-        tmp_path, 1, [full_chunk("weights/a", torch.ones(2)), full_chunk("b", torch.ones(2, 3))], {}
+        tmp_path,
+        1,
+        [build_full_shard("weights/a", torch.ones(2)), build_full_shard("b", torch.ones(2, 3))],
+        {},
     )
     found = torch.zeros(2)
-    chunks = [
-        full_chunk("weights/a", found),
-        full_chunk("b", torch.zeros(3, 2)),
-        full_chunk("weights/c", torch.zeros(4)),
+    shards = [
+        build_full_shard("weights/a", found),
+        build_full_shard("b", torch.zeros(3, 2)),
+        build_full_shard("weights/c", torch.zeros(4)),
     ]
     with pytest.raises(ConfigError) as error:
-        load_checkpoint(path, chunks)
+        load_checkpoint(path, shards)
     first, second = error.value.problems
     assert "has b with shape (2, 3), this run with (3, 2)" in first
     assert "has no tensor weights/c; this run needs it with shape (4,)" in second
@@ -231,27 +234,27 @@ def test_restore_names_everything_that_does_not_fit_and_fills_nothing(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("chunks", "message"),
+    ("shards", "message"),
     [
-        (split_chunks("w", torch.zeros(9, 7), *ROWS[:2]), "do not cover"),
-        (split_chunks("w", torch.zeros(9, 7), *ROWS, ROWS[1]), "do not cover"),
+        (split_shards("w", torch.zeros(9, 7), *ROWS[:2]), "do not cover"),
+        (split_shards("w", torch.zeros(9, 7), *ROWS, ROWS[1]), "do not cover"),
         (
             [
-                *split_chunks("w", torch.zeros(4), (slice(0, 2),)),
-                *split_chunks("w", torch.zeros(4).int(), (slice(2, 4),)),
+                *split_shards("w", torch.zeros(4), (slice(0, 2),)),
+                *split_shards("w", torch.zeros(4).int(), (slice(2, 4),)),
             ],
             "F32 and of shape",
         ),
-        ([full_chunk("w", torch.zeros(2, dtype=torch.complex64))], "complex64"),
-        ([TensorChunk("w", (4,), (0,), (4,), torch.zeros(3))], "3 elements"),
+        ([build_full_shard("w", torch.zeros(2, dtype=torch.complex64))], "complex64"),
+        ([StateShard("w", (4,), (0,), (4,), torch.zeros(3))], "3 elements"),
     ],
     ids=["gap", "overlap", "dtypes", "complex", "count"],
 )
 def test_save_rejects_chunks_that_form_no_state(
-    tmp_path: Path, chunks: list[TensorChunk], message: str
+    tmp_path: Path, shards: list[StateShard], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        save_checkpoint(tmp_path, 1, chunks, {})
+        save_checkpoint(tmp_path, 1, shards, {})
     assert list(tmp_path.iterdir()) == []
 
 
@@ -262,9 +265,9 @@ def stamp(file: Path) -> tuple[int, int, int]:
 
 
 def test_a_committed_checkpoint_is_never_rewritten(tmp_path: Path) -> None:
-    path = save_checkpoint(tmp_path, 1, [full_chunk("w", torch.ones(2))], {})
+    path = save_checkpoint(tmp_path, 1, [build_full_shard("w", torch.ones(2))], {})
     before = {entry.name: stamp(entry) for entry in path.iterdir()}
-    assert save_checkpoint(tmp_path, 1, [full_chunk("w", torch.zeros(2))], {}) == path
+    assert save_checkpoint(tmp_path, 1, [build_full_shard("w", torch.zeros(2))], {}) == path
     assert {entry.name: stamp(entry) for entry in path.iterdir()} == before
 
 
@@ -461,7 +464,7 @@ def test_a_real_full_disk_leaves_the_previous_checkpoint(tmp_path: Path) -> None
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
     try:
         with pytest.raises(OSError, match="too large"):
-            save_checkpoint(tmp_path, 2, [full_chunk("w", torch.zeros(50_000))], {})
+            save_checkpoint(tmp_path, 2, [build_full_shard("w", torch.zeros(50_000))], {})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, handler)
@@ -585,7 +588,7 @@ def test_load_detects_damage_of_the_files_that_it_reads(tmp_path: Path) -> None:
         load_state_json(path)
     os.truncate(path / "rank_00000.safetensors", 300)
     with pytest.raises(CorruptCheckpointError, match="rank_00000"):
-        load_checkpoint(path, [full_chunk("weights/matrix", torch.zeros(6, 8))])
+        load_checkpoint(path, [build_full_shard("weights/matrix", torch.zeros(6, 8))])
 
 
 def test_there_is_no_checkpoint_in_a_missing_or_empty_folder(tmp_path: Path) -> None:
@@ -674,7 +677,7 @@ def test_hostile_files_run_nothing_and_are_rejected(tmp_path: Path) -> None:
     for read in (
         verify_checkpoint,
         load_state_json,
-        lambda path: load_checkpoint(path, [full_chunk("flags", torch.zeros(3))]),
+        lambda path: load_checkpoint(path, [build_full_shard("flags", torch.zeros(3))]),
     ):
         with pytest.raises(CorruptCheckpointError):
             read(path)
@@ -684,7 +687,7 @@ def test_hostile_files_run_nothing_and_are_rejected(tmp_path: Path) -> None:
 
 def test_hostile_files_with_matching_hashes_run_nothing(tmp_path: Path) -> None:
     trace = tmp_path / "trace"
-    path = save_checkpoint(tmp_path / "checkpoints", 1, [full_chunk("w", torch.zeros(3))], {})
+    path = save_checkpoint(tmp_path / "checkpoints", 1, [build_full_shard("w", torch.zeros(3))], {})
     manifest = json.loads((path / "manifest.json").read_bytes())
     for name in manifest["files"]:
         (path / name).unlink()
@@ -697,7 +700,7 @@ def test_hostile_files_with_matching_hashes_run_nothing(tmp_path: Path) -> None:
     with pytest.raises(CorruptCheckpointError, match="rank_00000"):
         verify_checkpoint(path)
     with pytest.raises(CorruptCheckpointError):
-        load_checkpoint(path, [full_chunk("w", torch.zeros(3))])
+        load_checkpoint(path, [build_full_shard("w", torch.zeros(3))])
     with pytest.raises(CorruptCheckpointError, match="JSON"):
         load_state_json(path)
     assert not trace.exists()

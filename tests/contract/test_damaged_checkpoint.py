@@ -20,7 +20,7 @@ from hlat.checkpoint.checkpoint_store import (
     verify_checkpoint,
 )
 from hlat.checkpoint.retention import find_newest_valid
-from hlat.checkpoint.tensor_chunk import TensorChunk
+from hlat.distributed.state_shard import StateShard
 
 FILES = [
     "COMMITTED",
@@ -71,12 +71,12 @@ def make_state(step: int) -> dict[str, torch.Tensor]:
     return {f"{kind}/w": torch.randn(SHAPE, generator=generator) for kind in ("weights", "exp_avg")}
 
 
-def rows_of(state: dict[str, torch.Tensor], rank: int) -> Iterator[TensorChunk]:
+def rows_of(state: dict[str, torch.Tensor], rank: int) -> Iterator[StateShard]:
     """Yield the half of every tensor that a rank saves."""
     half = SHAPE[0] // 2
     for name, tensor in state.items():
         part = tensor[rank * half : (rank + 1) * half]
-        yield TensorChunk(name, SHAPE, (rank * half, 0), (half, SHAPE[1]), part)
+        yield StateShard(name, SHAPE, (rank * half, 0), (half, SHAPE[1]), part)
 
 
 def save_in_two(folder: Path, step: int) -> Path:
@@ -123,7 +123,7 @@ class CheckpointPair:
 
     def assert_older_is_valid(self) -> None:
         found = {name: torch.zeros(SHAPE) for name in make_state(1)}
-        load_checkpoint(self.older, [chunk for rank in (0, 1) for chunk in rows_of(found, rank)])
+        load_checkpoint(self.older, [shard for rank in (0, 1) for shard in rows_of(found, rank)])
         assert all(torch.equal(found[name], tensor) for name, tensor in make_state(1).items())
         assert load_state_json(self.older) == {"step": 1}
 

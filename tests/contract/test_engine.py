@@ -66,7 +66,7 @@ def _train(engine, batches):
 
 
 def _state(engine):
-    return {chunk.name: chunk.tensor.detach().clone() for chunk in engine.chunks()}
+    return {shard.name: shard.tensor.detach().clone() for shard in engine.state_shards()}
 
 
 def test_initial_loss_is_that_of_a_uniform_distribution(build, tokens, config):
@@ -141,23 +141,23 @@ def test_rate_zero_changes_moments_but_no_weight(build, tokens):
 
 def test_the_state_covers_every_canonical_parameter_and_moment_once(build, config):
     engine = build()
-    names = [chunk.name for chunk in engine.chunks()]
+    names = [shard.name for shard in engine.state_shards()]
     canonical = [parameter.name for parameter in list_parameter_specs(config.model)]
     assert sorted(names) == sorted(
         f"{k}/{n}" for k in ("weights", "exp_avg", "exp_avg_sq", "updates") for n in canonical
     )
     shapes = {parameter.name: parameter.shape for parameter in list_parameter_specs(config.model)}
-    for chunk in engine.chunks():
-        if not chunk.name.startswith("updates/"):
-            assert chunk.shape == shapes[chunk.name.partition("/")[2]]
+    for shard in engine.state_shards():
+        if not shard.name.startswith("updates/"):
+            assert shard.shape == shapes[shard.name.partition("/")[2]]
 
 
 def test_resume_is_bit_identical(build, tokens, tmp_path):
     engine = build()
     _train(engine, tokens[:2])
-    path = checkpoint_store.save_checkpoint(tmp_path, 2, engine.chunks(), {})
+    path = checkpoint_store.save_checkpoint(tmp_path, 2, engine.state_shards(), {})
     other = build(run={"seed": 99})
-    checkpoint_store.load_checkpoint(path, other.chunks())
+    checkpoint_store.load_checkpoint(path, other.state_shards())
     assert _train(other, tokens[2:]) == _train(engine, tokens[2:])
 
 
@@ -211,9 +211,9 @@ def test_gradients_are_clipped_to_grad_clip(build, tokens, grad_clip):
     engine = build(optimizer={"grad_clip": grad_clip})
     norm = engine.read(engine.train_step(tokens[0], RATE)).grad_norm
     moments = [
-        chunk.tensor.double().flatten()
-        for chunk in engine.chunks()
-        if chunk.name.startswith("exp_avg/")
+        shard.tensor.double().flatten()
+        for shard in engine.state_shards()
+        if shard.name.startswith("exp_avg/")
     ]
     assert norm > 1e-3
     assert torch.cat(moments).norm().item() == pytest.approx(0.1 * (grad_clip or norm), rel=1e-4)
@@ -326,14 +326,14 @@ def test_an_engine_without_training_gives_the_same_results(
     trained, reading = create_engine(config), create_engine(config)
     trained.build(config)
     _train(trained, tokens[:2])
-    path = checkpoint_store.save_checkpoint(tmp_path, 2, trained.chunks(), {})
+    path = checkpoint_store.save_checkpoint(tmp_path, 2, trained.state_shards(), {})
     seed = dataclasses.replace(config.run, seed=99)
     reading.build(dataclasses.replace(config, run=seed), training=False)
-    names = [chunk.name for chunk in reading.chunks()]
+    names = [shard.name for shard in reading.state_shards()]
     assert sorted(names) == sorted(
         f"weights/{each.name}" for each in list_parameter_specs(config.model)
     )
-    checkpoint_store.load_checkpoint(path, reading.chunks())
+    checkpoint_store.load_checkpoint(path, reading.state_shards())
     assert _answers(reading, tokens[2]) == _answers(trained, tokens[2])
 
 

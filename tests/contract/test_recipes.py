@@ -82,7 +82,7 @@ def make_batches(config):
 
 
 def state(engine):
-    return {chunk.name: chunk.tensor.detach().clone() for chunk in engine.chunks()}
+    return {shard.name: shard.tensor.detach().clone() for shard in engine.state_shards()}
 
 
 def train(engine, batches, rate=RATE):
@@ -173,9 +173,9 @@ def test_the_same_seed_gives_the_same_bits(config, batches):
 def test_resume_is_bit_identical(config, batches, tmp_path):
     engine = build(config)
     train(engine, batches[:2])
-    path = checkpoint_store.save_checkpoint(tmp_path, 2, engine.chunks(), {})
+    path = checkpoint_store.save_checkpoint(tmp_path, 2, engine.state_shards(), {})
     other = build(config)
-    checkpoint_store.load_checkpoint(path, other.chunks())
+    checkpoint_store.load_checkpoint(path, other.state_shards())
     assert train(other, batches[2:]) == train(engine, batches[2:])
     found, expected = (dict(e.model_parts[0].named_parameters()) for e in (other, engine))
     assert all(torch.equal(found[name], expected[name]) for name in expected)
@@ -211,11 +211,11 @@ def test_every_step_is_close_to_fp32(config, batches, fp32_metrics):
 def test_checkpoints_are_interchangeable_between_recipes(config, batches, compose, small, tmp_path):
     engine = build(config)
     train(engine, batches[:3])
-    path = checkpoint_store.save_checkpoint(tmp_path, 3, engine.chunks(), {})
+    path = checkpoint_store.save_checkpoint(tmp_path, 3, engine.state_shards(), {})
     loss = engine.read(engine.eval_step(batches[3])).loss
     for name in RECIPES:
         other = build(resolve_config(compose(*small, *SIZE, f"precision={name}")))
-        checkpoint_store.load_checkpoint(path, other.chunks())
+        checkpoint_store.load_checkpoint(path, other.state_shards())
         assert other.read(other.eval_step(batches[3])).loss == pytest.approx(loss, rel=2e-3)
 
 

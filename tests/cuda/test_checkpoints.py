@@ -26,7 +26,7 @@ def train(engine, batches):
 
 
 def get_state(engine) -> dict[str, torch.Tensor]:
-    return {chunk.name: chunk.tensor.detach().cpu().clone() for chunk in engine.chunks()}
+    return {shard.name: shard.tensor.detach().cpu().clone() for shard in engine.state_shards()}
 
 
 def compare_states(engine, expected: dict[str, torch.Tensor]) -> None:
@@ -41,10 +41,10 @@ def test_resume_is_bit_identical(configure, device, recipe, tmp_path) -> None:
     config = configure(device, f"precision={recipe}", "run.seed=0")
     batches, engine = checks.batches(config, 4), build(config)
     train(engine, batches[:2])
-    path = checkpoint_store.save_checkpoint(tmp_path, 2, engine.chunks(), {})
+    path = checkpoint_store.save_checkpoint(tmp_path, 2, engine.state_shards(), {})
     seed = 0 if "sr" in recipe else 99  # the seed also determines the random bits
     resumed = build(configure(device, f"precision={recipe}", f"run.seed={seed}"))
-    checkpoint_store.load_checkpoint(path, resumed.chunks())
+    checkpoint_store.load_checkpoint(path, resumed.state_shards())
     assert train(resumed, batches[2:]) == train(engine, batches[2:])
     compare_states(resumed, get_state(engine))
 
@@ -58,12 +58,12 @@ def test_checkpoint_moves_between_devices(configure, device, recipe, tmp_path) -
     )
     batches, first, second = checks.batches(on_cpu, 2), build(on_cpu), build(on_device)
     train(first, batches[:1])
-    path = checkpoint_store.save_checkpoint(tmp_path / "cpu", 1, first.chunks(), {})
-    checkpoint_store.load_checkpoint(path, second.chunks())
+    path = checkpoint_store.save_checkpoint(tmp_path / "cpu", 1, first.state_shards(), {})
+    checkpoint_store.load_checkpoint(path, second.state_shards())
     compare_states(second, get_state(first))
     train(second, batches[1:])
-    path = checkpoint_store.save_checkpoint(tmp_path / "device", 2, second.chunks(), {})
-    checkpoint_store.load_checkpoint(path, first.chunks())
+    path = checkpoint_store.save_checkpoint(tmp_path / "device", 2, second.state_shards(), {})
+    checkpoint_store.load_checkpoint(path, first.state_shards())
     compare_states(first, get_state(second))
 
 

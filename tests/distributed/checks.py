@@ -10,9 +10,9 @@ import torch
 from numpy.typing import NDArray
 
 from hlat.checkpoint import checkpoint_store
-from hlat.checkpoint.tensor_slice import TensorSlice, is_partition
 from hlat.config.run import Config
 from hlat.data.packed_sequences import PackedSequences, compute_document_ids
+from hlat.distributed.tensor_slice import TensorSlice, is_partition
 from hlat.engine.interface import Engine
 from hlat.engine.native.native_engine import NativeEngine
 from hlat.model.canonical_views import iter_row_views
@@ -81,12 +81,12 @@ class TrainingRecord:
 
     Attributes:
         rows: Loss, gradient norm and weight norm of each step, and `losses_after` of the first batch.
-        chunks: Values of each chunk that this rank saves after the first step, by name and offset.
+        shards: Values of each shard that this rank saves after the first step, by name and offset.
         eval_loss: Loss of the first batch after the first step.
     """
 
     rows: list[tuple[float, ...]]
-    chunks: dict[tuple[str, tuple[int, ...]], NDArray[Any]]
+    shards: dict[tuple[str, tuple[int, ...]], NDArray[Any]]
     eval_loss: float
 
 
@@ -99,15 +99,15 @@ def train_and_record(config: Config, steps: int) -> TrainingRecord:
     rows = [run_step(engine, first)]
     documents = compute_document_ids(first, EOS)
     eval_loss = engine.read(engine.eval_step(PackedSequences(first, documents))).loss
-    chunks = {
-        (chunk.name, chunk.offset): chunk.tensor.float().numpy().reshape(chunk.size).copy()
-        for chunk in engine.chunks()
-        if chunk.is_main_replica and chunk.name.startswith(("weights/", "exp_avg/"))
+    shards = {
+        (shard.name, shard.offset): shard.tensor.float().numpy().reshape(shard.size).copy()
+        for shard in engine.state_shards()
+        if shard.is_main_replica and shard.name.startswith(("weights/", "exp_avg/"))
     }
     rows += [run_step(engine, batch) for batch in others]
     rows.append(losses_after(engine, first))
     engine.close()
-    return TrainingRecord(rows, chunks, eval_loss)
+    return TrainingRecord(rows, shards, eval_loss)
 
 
 def run_step(engine: Engine, batch: NDArray[np.int32]) -> tuple[Any, ...]:
@@ -117,7 +117,7 @@ def run_step(engine: Engine, batch: NDArray[np.int32]) -> tuple[Any, ...]:
 
 
 def joined(found: list[dict[Any, Any]]) -> dict[str, NDArray[Any]]:
-    """Assemble tensors from the chunks of all ranks."""
+    """Assemble tensors from the shards of all ranks."""
     pieces: dict[str, list[tuple[TensorSlice, NDArray[Any]]]] = {}
     for (name, offset), values in (item for slices in found for item in slices.items()):
         pieces.setdefault(name, []).append((TensorSlice(offset, values.shape), values))
@@ -158,7 +158,7 @@ def save_and_continue(config: Config, folder: Path, steps: int) -> list[tuple[fl
     for batch in all_batches[:steps]:
         engine.train_step(shard_batch(batch, engine), RATE)
     checkpoint_store.save_checkpoint(
-        folder, steps, engine.chunks(), {"step": steps}, engine.world.world_group
+        folder, steps, engine.state_shards(), {"step": steps}, engine.world.world_group
     )
     return _rest(engine, all_batches[steps:])
 
@@ -167,7 +167,7 @@ def load_and_continue(config: Config, path: Path, steps: int) -> list[tuple[floa
     """Load the checkpoint of `save_and_continue`, continue, and return the metrics of those steps."""
     engine = NativeEngine()
     engine.build(config)
-    checkpoint_store.load_checkpoint(path, engine.chunks())
+    checkpoint_store.load_checkpoint(path, engine.state_shards())
     return _rest(engine, batches(config, 2 * steps)[steps:])
 
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from hlat.engine import state_chunks
+from hlat.engine import state_shards
 from hlat.engine.native import native_engine, tensor_parallel
 from hlat.engine.native.gradient_reduction import GradientReducer
 from hlat.model import attention, decoder, mlp, rope
@@ -171,7 +171,7 @@ def _starts_at(role: ParameterRole, value: float) -> Plant:
 
         return values
 
-    return around(state_chunks, "compute_initial_values", make)
+    return around(state_shards, "compute_initial_values", make)
 
 
 _replicated_only = {"is_summed_over_tp": lambda self, sequence_parallel: sequence_parallel}

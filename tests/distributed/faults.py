@@ -9,10 +9,10 @@ from unittest import mock
 
 from hlat.config.config_errors import ConfigError
 from hlat.config.run import Config
+from hlat.distributed.mesh_axis import MeshAxis
+from hlat.distributed.rank_environment import read_rank_info
 from hlat.engine import device_checks
-from hlat.engine.mesh_axis import MeshAxis
 from hlat.engine.native.native_engine import NativeEngine
-from hlat.launch_environment import read_rank_info
 from hlat.recovery import host_info, preflight
 
 _all_reduce, _all_gather, _send_recv, _time = (

@@ -17,13 +17,15 @@ import torch.nn.functional as F  # noqa: N812
 from hlat.checkpoint import checkpoint_store
 from hlat.config.run import Config
 from hlat.data.data_loader import DataLoader
+from hlat.distributed.parallel_state import ParallelState
+from hlat.distributed.parameter_shards import count_rows
+from hlat.distributed.rank_environment import read_rank_info
 from hlat.doctor import check_runner
 from hlat.doctor.check_result import CheckResult
 from hlat.doctor.check_runner import run_all_checks, run_checks
 from hlat.doctor.engine_harness import EngineHarness
-from hlat.engine import device_checks, state_chunks
+from hlat.engine import device_checks, state_shards
 from hlat.engine.engine_factory import create_engine
-from hlat.engine.interface import World
 from hlat.engine.native import (
     data_parallel,
     gradient_accumulation,
@@ -35,8 +37,6 @@ from hlat.engine.native import tensor_parallel as regions
 from hlat.engine.native.gradient_reduction import GradientReducer
 from hlat.engine.native.native_engine import NativeEngine
 from hlat.engine.native.trainable_parameters import TrainableParameters
-from hlat.engine.parameter_shards import count_rows
-from hlat.launch_environment import read_rank_info
 from hlat.model import attention, autograd_functions, decoder, linear, weight_initialization
 from hlat.model.attention_kernels import KeyRange
 from hlat.model.loss import IGNORE_INDEX
@@ -397,22 +397,22 @@ def _loses_the_last(right: Any) -> Any:
 
 
 def _spoils_moments(right: Any) -> Any:
-    def restore(path, chunks):
-        chunk_list = [*chunks]
-        right(path, chunk_list)
-        for chunk in chunk_list:
-            if chunk.name.startswith("exp_avg_sq/"):
-                chunk.tensor.mul_(1.01)
+    def restore(path, shards):
+        shard_list = [*shards]
+        right(path, shard_list)
+        for shard in shard_list:
+            if shard.name.startswith("exp_avg_sq/"):
+                shard.tensor.mul_(1.01)
 
     return restore
 
 
 def _narrows(right: Any) -> Any:
-    def restore(path, chunks):
-        chunk_list = [*chunks]
-        right(path, chunk_list)
-        for chunk in chunk_list:
-            chunk.tensor.copy_(chunk.tensor.detach().bfloat16())
+    def restore(path, shards):
+        shard_list = [*shards]
+        right(path, shard_list)
+        for shard in shard_list:
+            shard.tensor.copy_(shard.tensor.detach().bfloat16())
 
     return restore
 
@@ -451,7 +451,7 @@ def _adds_one(right: Any) -> Any:
     return product
 
 
-def _first_shard(self: World) -> Any:
+def _first_shard(self: ParallelState) -> Any:
     return 0, self.dp_size, self.model_parallel_group
 
 
@@ -507,7 +507,7 @@ MUTANTS: dict[str, Plant] = {
     ),
     "layers drawn alike": around(weight_initialization, "_build_generator", _same_in_all_layers),
     "every shard drawn as the first": around(
-        state_chunks, "compute_initial_values", _ignores_offset
+        state_shards, "compute_initial_values", _ignores_offset
     ),
     "no beta2 correction": _adamw("no beta2 correction"),
     "epsilon inside the root": _adamw("epsilon inside"),
@@ -538,7 +538,7 @@ MUTANTS: dict[str, Plant] = {
         "_count_global_target_tokens",
         lambda right: lambda self, sequences: self._count_target_tokens(sequences),
     ),
-    "all ranks read the same": patched(World, data_shard=property(_first_shard)),
+    "all ranks read the same": patched(ParallelState, data_shard=property(_first_shard)),
     "updates not shared": patched(
         data_parallel.DataParallelSharding, all_gather_params=lambda self, memory: None
     ),
@@ -566,7 +566,7 @@ MUTANTS: dict[str, Plant] = {
     ),
     "moments not restored": around(checkpoint_store, "load_checkpoint", _spoils_moments),
     "restored in bf16": around(checkpoint_store, "load_checkpoint", _narrows),
-    "a parameter left out": around(NativeEngine, "chunks", _without_the_last_norm),
+    "a parameter left out": around(NativeEngine, "state_shards", _without_the_last_norm),
     "resume skips a batch": around(DataLoader, "load_state_dict", _skips_one),
     "peers read different rows": around(DataLoader, "next_batch", _reverses_on_one),
     "a check raises on rank 0": lambda: check_raises(0),

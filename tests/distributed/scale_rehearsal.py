@@ -32,7 +32,7 @@ from hlat.config.package_dirs import find_package_dir
 from hlat.config.resolve import resolve_config
 from hlat.config.run import Config
 from hlat.data.packed_sequences import PackedSequences
-from hlat.engine.mesh_axis import MeshAxis
+from hlat.distributed.mesh_axis import MeshAxis
 from hlat.engine.native.native_engine import NativeEngine
 from hlat.engine.native.pipeline_parallel import DeviceBatch, LossFn, PipelinedStages
 from hlat.model.decoder import Decoder
@@ -106,7 +106,7 @@ def _simulate_rank(config: Config, rank: int) -> Iterator[None]:
     try:
         with (
             mock.patch.dict(os.environ, variables),
-            mock.patch("hlat.engine.process_groups._wait_for_members"),
+            mock.patch("hlat.distributed.process_groups._wait_for_members"),
             mock.patch("hlat.engine.native.native_engine.init_weights"),
             mock.patch("hlat.engine.native.native_engine.PipelinedStages", OneStage),
             # The check updates one element and reads it; fake tensors have no values

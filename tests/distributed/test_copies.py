@@ -50,10 +50,10 @@ def flip_bits(
     engine, rng = build_and_train(config, 2), random.Random(0)
     results = []
     for _ in range(count):
-        chunks = [c for c in engine.chunks() if any(part in c.name for part in parts)]
-        number = rng.randrange(len(chunks))
+        shards = [c for c in engine.state_shards() if any(part in c.name for part in parts)]
+        number = rng.randrange(len(shards))
         rank, position, bit = rng.randrange(config.num_processes), rng.random(), rng.random()
-        bits = chunks[number].tensor.detach()
+        bits = shards[number].tensor.detach()
         bits = bits.view(INTEGERS[bits.element_size()])
         index = np.unravel_index(int(position * bits.numel()), bits.shape)
         flip = torch.tensor(1).bitwise_left_shift(int(bit * 8 * bits.element_size()))
@@ -61,7 +61,7 @@ def flip_bits(
         bits[index] ^= flip
         found = engine.find_replica_mismatches()
         bits[index] ^= flip
-        results.append((chunks[number].name, rank, found))
+        results.append((shards[number].name, rank, found))
     assert not engine.find_replica_mismatches()
     engine.close()
     return results

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from hlat.config.parallelism import ActivationCheckpointing
-from hlat.parallelism.mesh_coordinates import compute_parallel_degrees
+from hlat.distributed.mesh_coordinates import compute_parallel_degrees
 from hlat.plan import step_time
 from hlat.plan.memory_estimate import estimate_memory
 from hlat.plan.stage_shards import build_stage_shards

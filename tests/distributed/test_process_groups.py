@@ -6,10 +6,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from hlat.engine import process_groups
-from hlat.engine.native.device_mesh import init_distributed
-from hlat.engine.process_groups import Partition, create_axes
-from hlat.launch_environment import read_rank_info
+from hlat.distributed import process_groups
+from hlat.distributed.device_mesh import init_distributed
+from hlat.distributed.process_groups import Partition, create_axes
+from hlat.distributed.rank_environment import read_rank_info
 from tests.distributed.ranks import Ranks
 
 pytestmark = [pytest.mark.distributed, pytest.mark.xdist_group("processes")]

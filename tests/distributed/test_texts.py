@@ -99,7 +99,7 @@ def test_results_equal_one_process(ranks: Ranks, configure, single_process, layo
 def evaluate(config: Config, training: bool) -> tuple[float, float]:
     engine = NativeEngine()
     engine.build(config, training)
-    kinds = {chunk.name.partition("/")[0] for chunk in engine.chunks()}
+    kinds = {shard.name.partition("/")[0] for shard in engine.state_shards()}
     assert (kinds == {"weights"}) is not training
     losses = losses_after(engine, batches(config, 1)[0])
     engine.close()

@@ -19,7 +19,7 @@ def save_two(config: Config, folder: Path) -> None:
     engine.build(config)
     for step in (1, 2):
         checkpoint_store.save_checkpoint(
-            folder, step, engine.chunks(), {}, engine.world.world_group
+            folder, step, engine.state_shards(), {}, engine.world.world_group
         )
     engine.close()
 

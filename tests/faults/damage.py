@@ -15,8 +15,8 @@ from benchmarks.faults import damage
 from hlat.checkpoint import checkpoint_store, retention, training_checkpoint
 from hlat.checkpoint.checkpoint_errors import CorruptCheckpointError
 from hlat.checkpoint.safetensors_file import DTYPES_BY_NAME
-from hlat.checkpoint.tensor_chunk import TensorChunk
-from hlat.parallelism.process_group import SingleProcessGroup
+from hlat.distributed.object_group import SingleRankGroup
+from hlat.distributed.state_shard import StateShard
 from tests.faults import trials
 from tests.support.sealed_checkpoint import seal_checkpoint
 
@@ -104,7 +104,7 @@ def _damage(newest: Path, previous: Path, damage_name: str, rng: random.Random) 
 
 def _find_problem(directory: Path, newest: Path, previous: Path, pristine: Path) -> str:
     """Return what is wrong with the rejection; empty if nothing is."""
-    group = SingleProcessGroup()
+    group = SingleRankGroup()
     found, refused = retention.find_newest_checkpoint(directory)
     if found is not None and found.path == newest:
         try:
@@ -127,9 +127,9 @@ def _load(path: Path) -> dict[str, bytes]:
         name: torch.empty(record.shape, dtype=DTYPES_BY_NAME[record.dtype])
         for name, record in manifest.tensors.items()
     }
-    chunks = [
-        TensorChunk(name, shape := tuple(tensor.shape), (0,) * len(shape), shape, tensor)
+    shards = [
+        StateShard(name, shape := tuple(tensor.shape), (0,) * len(shape), shape, tensor)
         for name, tensor in tensors.items()
     ]
-    checkpoint_store.load_checkpoint(path, chunks, manifest)
+    checkpoint_store.load_checkpoint(path, shards, manifest)
     return {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}

@@ -22,7 +22,7 @@ from typing import Any
 from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
 import hlat
-from hlat.launch_environment import STOP_SIGNALS
+from hlat.distributed.process_signals import STOP_SIGNALS
 from tests.faults.injected import sitecustomize
 
 _FIRST_OWN = 3

@@ -51,17 +51,21 @@ class EngineWithLoader:
         for old in self._root.glob("step_*"):
             checkpoint_directory.remove_checkpoint(old)
         return Path(
-            str(checkpoint_store.save_checkpoint(self._root, step, self.engine.chunks(), state))
+            str(
+                checkpoint_store.save_checkpoint(
+                    self._root, step, self.engine.state_shards(), state
+                )
+            )
         )
 
     def restore(self, path: Path) -> None:
         """Fill the engine with noise, then load a checkpoint."""
-        for chunk in self.engine.chunks():
-            chunk.tensor.copy_(chunk.tensor.new_empty(chunk.tensor.shape).random_(0, 99))
+        for shard in self.engine.state_shards():
+            shard.tensor.copy_(shard.tensor.new_empty(shard.tensor.shape).random_(0, 99))
         self._loader.close()
         self._loader = self._open()
         checkpoint_store.verify_checkpoint(path)
-        checkpoint_store.load_checkpoint(path, self.engine.chunks())
+        checkpoint_store.load_checkpoint(path, self.engine.state_shards())
         self.state = TrainingState.from_json(checkpoint_store.load_state_json(path))
         self._loader.load_state_dict(self.state.data)
 

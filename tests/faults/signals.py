@@ -5,7 +5,7 @@ import random
 import signal
 import time
 
-from hlat.launch_environment import STOP_SIGNALS
+from hlat.distributed.process_signals import STOP_SIGNALS
 from tests.faults import trials
 
 STEPS, EVERY_STEPS, MAX_SIGNALS, MAX_STOPS = 60, 20, 4, 4

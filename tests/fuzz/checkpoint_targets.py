@@ -15,10 +15,10 @@ from hlat.checkpoint.checkpoint_directory import load_checkpoint_root
 from hlat.checkpoint.checkpoint_lookup import find_checkpoint_root
 from hlat.checkpoint.nxd_rank_files import NxdRankFiles
 from hlat.checkpoint.pretrained_files import load_pretrained_files
-from hlat.checkpoint.tensor_chunk import TensorChunk
 from hlat.config import compose
 from hlat.config.model import ModelConfig
 from hlat.config.precision import Dtype
+from hlat.distributed.state_shard import StateShard
 from hlat.model import hugging_face_config
 from hlat.model.decoder_spec import list_parameter_specs
 from hlat.model.families import FAMILY_NAMES
@@ -54,11 +54,11 @@ def _build_checkpoint_file(name: str) -> Callable[[Path], list[bytes]]:
 
     def set_up(directory: Path) -> list[bytes]:
         halves = [((4 * i, 0), torch.ones(4, 4)) for i in range(2)]
-        chunks = [TensorChunk("weights/a", (8, 4), at, (4, 4), half) for at, half in halves]
-        chunks.append(TensorChunk("exp_avg/b", (3,), (0,), (3,), torch.zeros(3)))
+        shards = [StateShard("weights/a", (8, 4), at, (4, 4), half) for at, half in halves]
+        shards.append(StateShard("exp_avg/b", (3,), (0,), (3,), torch.zeros(3)))
         state = {"step": 10, "tokens": 100, "data": {}, "fixed": {"model.name": "x"}}
         state["adjustable"] = {"optimizer.lr": 1e-3}
-        checkpoint_store.save_checkpoint(directory / "checkpoints", 10, chunks, state)
+        checkpoint_store.save_checkpoint(directory / "checkpoints", 10, shards, state)
         return [(directory / STEP / name).read_bytes()]
 
     return set_up
@@ -74,9 +74,9 @@ def _read_manifest(directory: Path, content: bytes) -> object:
 
 
 def _load_tensors(path: Path) -> torch.Tensor:
-    chunk = TensorChunk("weights/a", (8, 4), (0, 0), (8, 4), torch.zeros(8, 4))
-    checkpoint_store.load_checkpoint(path, [chunk])
-    return chunk.tensor
+    shard = StateShard("weights/a", (8, 4), (0, 0), (8, 4), torch.zeros(8, 4))
+    checkpoint_store.load_checkpoint(path, [shard])
+    return shard.tensor
 
 
 def _read_rank_file(directory: Path, content: bytes) -> object:
@@ -135,11 +135,11 @@ def _read_pretrained(name: str) -> Callable[[Path, bytes], object]:
         (directory / name).write_bytes(content)
         pretrained_weights.validate_pretrained(str(directory), MODEL)
         tensors = [(spec, torch.zeros(spec.shape)) for spec in list_parameter_specs(MODEL)]
-        chunks = [
-            TensorChunk(f"weights/{spec.name}", spec.shape, (0,) * tensor.ndim, spec.shape, tensor)
+        shards = [
+            StateShard(f"weights/{spec.name}", spec.shape, (0,) * tensor.ndim, spec.shape, tensor)
             for spec, tensor in tensors
         ]
-        return pretrained_weights.load_pretrained(str(directory), MODEL, chunks)
+        return pretrained_weights.load_pretrained(str(directory), MODEL, shards)
 
     return read
 

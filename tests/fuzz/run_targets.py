@@ -12,9 +12,9 @@ from hlat.config.compose import compose_config
 from hlat.config.recorded_config import load_recorded_settings, parse_run_config
 from hlat.config.resolve import resolve_config
 from hlat.config.run import Config
+from hlat.distributed.object_group import SingleRankGroup
 from hlat.evaluate import evaluation_results, humaneval
 from hlat.figures.report_figure import ReportFigure
-from hlat.parallelism.process_group import SingleProcessGroup
 from hlat.recovery.resume import load_skipped_batches
 from hlat.report import evaluation_items, score_tables
 from hlat.report.report_writer import render_report
@@ -111,7 +111,7 @@ def _read_run(name: str) -> Callable[[Path, bytes], object]:
 def _resume(run_dir: Path) -> None:
     config = _load_config()
     tracker = Tracker(run_dir, config)
-    load_skipped_batches(config, SingleProcessGroup(), tracker)
+    load_skipped_batches(config, SingleRankGroup(), tracker)
     tracker.start_attempt(3)
     tracker.log_metrics(4, "main", **_METRICS)
     tracker.rewind(2)

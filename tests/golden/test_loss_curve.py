@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 
 from hlat import train
 from hlat.config.resolve import resolve_config
-from hlat.engine import state_chunks
+from hlat.engine import state_shards
 
 GOLDEN = Path(__file__).parent / "loss_20_steps.json"
 
@@ -58,7 +58,7 @@ def test_two_runs_are_bit_identical(train_run, fp32_losses):
 @pytest.mark.slow  # 6 s; test_resume.py has others
 def test_resumed_run_is_bit_identical(train_run, fp32_losses, monkeypatch):
     assert train_run("resumed", "run.steps=10") == fp32_losses[:10]
-    monkeypatch.setattr(state_chunks, "compute_initial_values", None)  # they would be overwritten
+    monkeypatch.setattr(state_shards, "compute_initial_values", None)  # they would be overwritten
     assert train_run("resumed") == fp32_losses
 
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from hlat.checkpoint.pretrained_weights import load_pretrained, validate_pretrained
-from hlat.checkpoint.tensor_chunk import TensorChunk
 from hlat.config.config_errors import ConfigError
 from hlat.config.model import ModelConfig
+from hlat.distributed.state_shard import StateShard
 from hlat.model.canonical_views import iter_canonical_views
 from hlat.model.decoder import Decoder
 from hlat.model.decoder_spec import list_parameter_specs
@@ -141,7 +141,7 @@ def _read(folder: Path, model: ModelConfig, dtype: torch.dtype) -> Decoder:
         str(folder),
         model,
         [
-            TensorChunk(
+            StateShard(
                 f"weights/{name}", shapes[name], (0,) * len(shapes[name]), shapes[name], view
             )
             for name, view in iter_canonical_views(model, dict(llama.named_parameters()))

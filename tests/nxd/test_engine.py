@@ -88,9 +88,9 @@ def get_native_state(config) -> dict[str, np.ndarray]:
     engine.build(config)
     engine.train_step(checks.shard_batch(checks.batches(config, 1)[0], engine), checks.RATE)
     return {
-        chunk.name: chunk.tensor.float().numpy().reshape(chunk.size).copy()
-        for chunk in engine.chunks()
-        if not chunk.name.startswith("updates/")
+        shard.name: shard.tensor.float().numpy().reshape(shard.size).copy()
+        for shard in engine.state_shards()
+        if not shard.name.startswith("updates/")
     }
 
 

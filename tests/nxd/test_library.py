@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hlat.parallelism.mesh_coordinates import ParallelDegrees, compute_mesh_coordinates
+from hlat.distributed.mesh_coordinates import ParallelDegrees, compute_mesh_coordinates
 from tests.nxd.numbers import linear, small_integers
 from tests.nxd.support.ranks import MODES, require_nxd, run
 

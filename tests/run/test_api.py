@@ -9,9 +9,10 @@ from types import SimpleNamespace
 import pytest
 
 import hlat
-from hlat import api, launch_environment
+from hlat import api
 from hlat.config.config_errors import ConfigError
 from hlat.config.resolve import resolve_config
+from hlat.distributed import rank_environment
 from tests.support.other_user import act_as_nobody, needs_root
 
 
@@ -127,7 +128,7 @@ def test_the_run_of_another_user_is_found_or_refused(
 def test_an_equal_run_of_a_job_ends_as_finished(runner_at_step_2, tmp_path) -> None:
     """Require the exit record of a process under a supervisor."""
     runner = runner_at_step_2
-    names = (launch_environment.RECORDS_DIR_ENV, launch_environment.PARENT_PID_ENV)
+    names = (rank_environment.RECORDS_DIR_ENV, rank_environment.PARENT_PID_ENV)
     runner.environment |= dict(zip(names, (str(tmp_path), str(os.getpid())), strict=True))
     done = runner.run_process("run.name=y", "run.steps=2")
     assert "nothing to do" in done.stdout

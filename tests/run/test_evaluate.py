@@ -158,7 +158,7 @@ def run_adapter(
     one = model_source.find_model(str(folder))
     engine = create_engine(config := build_inference_config(one, arguments))
     engine.build(config)
-    one.load_weights(engine.chunks())
+    one.load_weights(engine.state_shards())
     adapter = LMEvalAdapter(
         Rank0Scheduler(InferenceModel(engine), one.tokenizer, engine.world.world_group),
         one.sequence_length,
@@ -461,7 +461,7 @@ def test_skip_tasks_with_scores_in_a_job(trained, data, monkeypatch):
     run = ("runs/whole", f"data={data}")
     assert call(evaluate, trained, *run, "tasks=hlat_csp_en", "limit=2").code == 0
     monkeypatch.setenv("HLAT_RDZV_ENDPOINT", "127.0.0.1:1")  # as in a job of a launcher
-    monkeypatch.setattr("hlat.launch_environment.must_launch_workers", lambda config: False)
+    monkeypatch.setattr("hlat.rank_environment.must_launch_workers", lambda config: False)
     settings = ("tasks=hlat_csp_en,hlat_csp_fr", "limit=2")
     assert call(evaluate, trained, *run, *settings).out.count("crows_pairs_french") == 2
     again = call(evaluate, trained, *run, *settings)

@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 
 from hlat import export
 from hlat.checkpoint.pretrained_weights import load_pretrained
-from hlat.checkpoint.tensor_chunk import TensorChunk
 from hlat.config.model import ModelConfig
 from hlat.data.tokenizer import EMBEDDED_FILE
+from hlat.distributed.state_shard import StateShard
 from hlat.model.canonical_views import iter_canonical_views
 from hlat.model.decoder import Decoder
 from hlat.model.decoder_spec import list_parameter_specs
@@ -62,11 +62,11 @@ def ours(folder: Path, model: ModelConfig) -> Decoder:
     llama = Decoder(model)
     shapes = {p.name: p.shape for p in list_parameter_specs(model)}
     views = iter_canonical_views(model, {name: p.detach() for name, p in llama.named_parameters()})
-    chunks = [
-        TensorChunk(f"weights/{name}", shapes[name], (0,) * len(shapes[name]), shapes[name], view)
+    shards = [
+        StateShard(f"weights/{name}", shapes[name], (0,) * len(shapes[name]), shapes[name], view)
         for name, view in views
     ]
-    load_pretrained(str(folder), model, chunks)
+    load_pretrained(str(folder), model, shards)
     return llama
 
 

@@ -13,9 +13,9 @@ import torch
 
 from hlat import export
 from hlat.checkpoint.pretrained_weights import load_pretrained
-from hlat.checkpoint.tensor_chunk import TensorChunk
 from hlat.config.model import ModelConfig
 from hlat.data.tokenizer import EMBEDDED_EOS_TOKEN, EMBEDDED_FILE
+from hlat.distributed.state_shard import StateShard
 from hlat.model.decoder import Decoder
 from hlat.model.decoder_spec import list_parameter_specs
 from hlat.model.families import FAMILY_NAMES
@@ -36,11 +36,11 @@ def load_decoder(folder, model: ModelConfig) -> Decoder:
     """Return a decoder with the weights of a folder."""
     decoder = Decoder(model)
     shapes = {spec.name: spec.shape for spec in list_parameter_specs(model)}
-    chunks = [
-        TensorChunk(f"weights/{name}", shapes[name], (0,) * len(shapes[name]), shapes[name], view)
+    shards = [
+        StateShard(f"weights/{name}", shapes[name], (0,) * len(shapes[name]), shapes[name], view)
         for name, view in get_canonical_tensors(decoder).items()
     ]
-    load_pretrained(str(folder), model, chunks)
+    load_pretrained(str(folder), model, shards)
     return decoder
 
 

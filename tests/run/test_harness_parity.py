@@ -47,7 +47,7 @@ def adapter(folder) -> Iterator[LMEvalAdapter]:
     source = model_source.find_model(str(folder))
     engine = create_engine(config := build_inference_config(source, ()))
     engine.build(config, training=False, initialize=False)
-    source.load_weights(engine.chunks())
+    source.load_weights(engine.state_shards())
     scheduler = Rank0Scheduler(InferenceModel(engine), source.tokenizer, engine.world.world_group)
     yield LMEvalAdapter(scheduler, source.sequence_length)
     engine.close()
@@ -140,7 +140,7 @@ def test_a_special_token_ends_a_text(adapter, folder, tmp_path) -> None:
     source = model_source.find_model(str(other))
     engine = create_engine(config := build_inference_config(source, ()))
     engine.build(config, training=False, initialize=False)
-    source.load_weights(engine.chunks())
+    source.load_weights(engine.state_shards())
     scheduler = Rank0Scheduler(InferenceModel(engine), source.tokenizer, engine.world.world_group)
     changed = LMEvalAdapter(scheduler, source.sequence_length)
     requests = [request("generate_until", "The sum is", {"until": [STOP], "max_gen_toks": 12})]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hlat.config.config_errors import ExitCode
-from hlat.launch_environment import STOP_SIGNALS
+from hlat.distributed.process_signals import STOP_SIGNALS
 from tests.run.conftest import Runner
 from tests.run.test_processes import children
 

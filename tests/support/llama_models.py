@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from hlat.checkpoint.tensor_chunk import TensorChunk
 from hlat.config.model import ModelConfig
+from hlat.distributed.state_shard import StateShard
 from hlat.model.canonical_views import iter_canonical_views
 from hlat.model.decoder import Decoder
 from hlat.model.decoder_spec import list_parameter_specs
@@ -47,11 +47,11 @@ def build_transformers_llama(model: ModelConfig, init_std: float = 0.2) -> torch
     return transformers.LlamaForCausalLM(config)
 
 
-def build_weight_chunks(model: ModelConfig, ours: Decoder) -> list[TensorChunk]:
-    """Return the weights of a model as chunks that share its memory."""
+def build_weight_shards(model: ModelConfig, ours: Decoder) -> list[StateShard]:
+    """Return the weights of a model as shards that share its memory."""
     shapes = {parameter.name: parameter.shape for parameter in list_parameter_specs(model)}
     views = iter_canonical_views(model, {n: p.detach() for n, p in ours.named_parameters()})
     return [
-        TensorChunk(f"weights/{name}", shapes[name], (0,) * len(shapes[name]), shapes[name], view)
+        StateShard(f"weights/{name}", shapes[name], (0,) * len(shapes[name]), shapes[name], view)
         for name, view in views
     ]

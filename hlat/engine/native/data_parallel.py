@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hlat.engine.mesh_axis import MeshAxis
+from hlat.distributed.mesh_axis import MeshAxis
 
 
 class DataParallelSharding:

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hlat.config.run import Config
+from hlat.distributed.mesh_axis import MeshAxis
 from hlat.engine.interface import DecodeState
-from hlat.engine.mesh_axis import MeshAxis
 from hlat.engine.native.pipeline_parallel import ForwardBackward
 from hlat.engine.native.tensor_parallel import TensorParallelRegions
 from hlat.model import token_sampling

@@ -13,10 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hlat import launch_environment
 from hlat.config.config_errors import ConfigError, MissingDeviceError
 from hlat.config.engine_capabilities import validate_device
 from hlat.config.run import Config
+from hlat.distributed import rank_environment
 from hlat.engine.neuron import neuron_environment
 
 
@@ -72,7 +72,7 @@ def prepare_device(config: Config, device: torch.device) -> None:
         ConfigError: The device does not support the recipe.
     """
     validate_device(config, device.type)
-    is_rank0 = launch_environment.read_rank_info().rank == 0
+    is_rank0 = rank_environment.read_rank_info().rank == 0
     if config.engine.deterministic and device.type == "neuron" and is_rank0:
         print(
             "WARNING: engine.deterministic=true disables TorchNeuron's Adaptive Eager Execution; "

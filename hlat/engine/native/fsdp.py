@@ -14,7 +14,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from hlat.config.run import Config
-from hlat.engine.mesh_axis import MeshAxis
+from hlat.distributed.mesh_axis import MeshAxis
 from hlat.model.decoder import Decoder
 from hlat.precision.torch_dtypes import TORCH_DTYPES
 

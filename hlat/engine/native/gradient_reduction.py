@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from hlat.engine.native.device_mesh import ParallelMesh
+from hlat.distributed.device_mesh import ParallelMesh
 from hlat.engine.native.gradient_accumulation import AutogradAccumulator, register_grad_hooks
 from hlat.engine.native.sharded_parameters import ShardedParameters
 from hlat.model.embedding_spec import EMBEDDING_NAME

@@ -11,16 +11,16 @@ from torch import Tensor, nn
 
 from hlat.config.precision import Fp32Operator
 from hlat.config.run import Config
+from hlat.distributed.device_mesh import ParallelMesh
+from hlat.distributed.parameter_shards import ParameterShard, compute_shard
+from hlat.distributed.pipeline_stages import assign_layers_to_stages
 from hlat.engine.native import fsdp
 from hlat.engine.native.data_parallel import DataParallelSharding
-from hlat.engine.native.device_mesh import ParallelMesh
 from hlat.engine.native.sharded_parameters import LocalParameter
 from hlat.engine.native.tensor_parallel import TensorParallelRegions, apply_tensor_parallel
-from hlat.engine.parameter_shards import ParameterShard, compute_shard
 from hlat.model.decoder import Decoder
 from hlat.model.decoder_spec import list_module_parameters
 from hlat.model.embedding_spec import EMBEDDING_NAME
-from hlat.parallelism.pipeline_stages import assign_layers_to_stages
 from hlat.precision.torch_dtypes import TORCH_DTYPES
 
 

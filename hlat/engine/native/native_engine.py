@@ -7,15 +7,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hlat import launch_environment
-from hlat.checkpoint.tensor_chunk import TensorChunk
 from hlat.config.engine_capabilities import validate_decoding
 from hlat.config.precision import Fp32Operator
 from hlat.config.run import Config
 from hlat.data.packed_sequences import PackedSequences, compute_loss_mask
+from hlat.distributed import rank_environment
+from hlat.distributed.device_mesh import ParallelMesh, init_distributed
+from hlat.distributed.parallel_state import ParallelState
+from hlat.distributed.state_shard import StateShard
 from hlat.engine import replica_comparison
 from hlat.engine.device_checks import DeviceContext, run_device_checks
-from hlat.engine.interface import DeviceReport, ReplicaMismatch, StepMetrics, World
+from hlat.engine.interface import DeviceReport, ReplicaMismatch, StepMetrics
 from hlat.engine.native import fsdp
 from hlat.engine.native.compile_backend import select_compile_backend
 from hlat.engine.native.decoding import DecodeContext, NativeDecodeState, build_empty_decode_state
@@ -26,7 +28,6 @@ from hlat.engine.native.device import (
     read_peak_memory,
     set_environment,
 )
-from hlat.engine.native.device_mesh import ParallelMesh, init_distributed
 from hlat.engine.native.layer_transforms import apply_activation_checkpointing, apply_compile
 from hlat.engine.native.model_parts import build_model_parts
 from hlat.engine.native.pipeline_parallel import (
@@ -38,7 +39,7 @@ from hlat.engine.native.pipeline_parallel import (
 from hlat.engine.native.sharded_parameters import ShardedParameters
 from hlat.engine.native.tensor_parallel import TensorParallelRegions
 from hlat.engine.native.trainable_parameters import TrainableParameters
-from hlat.engine.state_chunks import init_weights, iter_chunks
+from hlat.engine.state_shards import init_weights, iter_state_shards
 from hlat.model.decoder import Decoder
 from hlat.model.decoder_spec import list_parameter_specs
 from hlat.model.loss import IGNORE_INDEX, build_next_token_targets, linear_cross_entropy
@@ -49,7 +50,7 @@ from hlat.precision.torch_dtypes import TORCH_DTYPES
 class NativeEngine:
     """Implementation of hlat.engine.interface.Engine on PyTorch only."""
 
-    world = World()
+    world = ParallelState()
     device = ""
 
     def run_device_checks(self, config: Config) -> DeviceReport:
@@ -91,7 +92,7 @@ class NativeEngine:
 
     def init_weights(self) -> None:
         """Set the weights to their initial values."""
-        init_weights(self.chunks(), self._specs, self.config, self._mesh.tp)
+        init_weights(self.state_shards(), self._specs, self.config, self._mesh.tp)
 
     def train_step(self, sequences: PackedSequences, learning_rate: float) -> dict[str, Tensor]:
         """Run one optimizer step over all micro batches without waiting for the device."""
@@ -166,7 +167,7 @@ class NativeEngine:
         """Return the peak device memory of this process in bytes."""
         return read_peak_memory(self._device)
 
-    def chunks(self) -> Iterator[TensorChunk]:
+    def state_shards(self) -> Iterator[StateShard]:
         """Yield weights, moments and step counts of the rows that this rank updates.
 
         With master weights, the weights are the master weights. An engine without training yields
@@ -175,18 +176,20 @@ class NativeEngine:
         self._params_stale = True
         params = self.params
         for name, shard in params.shards.items():
-            yield from iter_chunks(params.get_state(name), shard, self._specs, params.owns(name))
+            yield from iter_state_shards(
+                params.get_state(name), shard, self._specs, params.owns(name)
+            )
 
-    def saved_chunks(self) -> Iterator[TensorChunk]:
-        """Yield the chunks that this rank saves."""
-        return (chunk for chunk in self.chunks() if chunk.is_main_replica)
+    def saved_state_shards(self) -> Iterator[StateShard]:
+        """Yield the shards that this rank saves."""
+        return (shard for shard in self.state_shards() if shard.is_main_replica)
 
     def find_replica_mismatches(self) -> list[ReplicaMismatch]:
         """Return slices that differ between ranks; a tied head is a replica of the embedding."""
         axes = [self._mesh.dp, self._mesh.tp]
         if self._mesh.tied_embedding is not None:
             axes.append(self._mesh.tied_embedding)
-        return replica_comparison.find_replica_mismatches(self.chunks(), axes)
+        return replica_comparison.find_replica_mismatches(self.state_shards(), axes)
 
     def close(self) -> None:
         """Release model and optimizer, and destroy the process groups."""
@@ -204,7 +207,7 @@ class NativeEngine:
         if self.device:
             return
         self.config = config
-        info = launch_environment.read_rank_info()
+        info = rank_environment.read_rank_info()
         rank = info.rank if config.num_processes > 1 else 0
         set_environment(config)
         self._device = find_device(config, info.local_rank)
@@ -214,7 +217,7 @@ class NativeEngine:
         self.world, self.device = self._mesh.world, str(self._device)
 
     def _sync_stale_params(self) -> None:
-        """Update the model after `chunks` may have been filled."""
+        """Update the model after `state_shards` may have been filled."""
         if self._params_stale:
             self.params.sync_model_params()
             self._params_stale = False

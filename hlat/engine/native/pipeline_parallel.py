@@ -16,7 +16,7 @@ from torch.distributed.pipelining import PipelineStage, schedules
 
 from hlat.config.parallelism import ParallelismConfig, PipelineSchedule
 from hlat.config.run import Config
-from hlat.engine.mesh_axis import MeshAxis
+from hlat.distributed.mesh_axis import MeshAxis
 from hlat.model.decoder import Decoder
 from hlat.model.kv_cache import KVCache
 from hlat.model.loss import IGNORE_INDEX

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from hlat.config.run import Config
-from hlat.engine.mesh_axis import MeshAxis
+from hlat.distributed.mesh_axis import MeshAxis
+from hlat.distributed.parameter_shards import ParameterShard
 from hlat.engine.native.data_parallel import DataParallelSharding
-from hlat.engine.parameter_shards import ParameterShard
 
 
 @dataclass(frozen=True)

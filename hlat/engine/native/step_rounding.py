@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from hlat.config.run import Config
+from hlat.distributed.parameter_shards import ParameterShard
 from hlat.engine.native.sharded_parameters import ShardedParameters
-from hlat.engine.parameter_shards import ParameterShard
 from hlat.precision.random_bits import (
     RandomBits,
     RandomBitsGenerator,

@@ -18,9 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hlat.config.model import ModelConfig
-from hlat.engine.mesh_axis import MeshAxis
-from hlat.engine.native.device_mesh import ParallelMesh
-from hlat.engine.parameter_shards import count_kv_replicas
+from hlat.distributed.device_mesh import ParallelMesh
+from hlat.distributed.mesh_axis import MeshAxis
+from hlat.distributed.parameter_shards import count_kv_replicas
 from hlat.model.attention import Attention
 from hlat.model.decoder import Decoder, DecoderLayer
 from hlat.model.decoder_spec import list_module_parameters

@@ -8,7 +8,7 @@ from torch import Tensor
 from hlat.config.engine_capabilities import STOCHASTIC_ROUNDING_DEVICES
 from hlat.config.precision import Dtype, RoundingMode
 from hlat.config.run import Config
-from hlat.engine.native.device_mesh import ParallelMesh
+from hlat.distributed.device_mesh import ParallelMesh
 from hlat.engine.native.gradient_accumulation import AutogradAccumulator, GradientAccumulator
 from hlat.engine.native.gradient_reduction import GradientReducer
 from hlat.engine.native.sharded_parameters import LocalParameter, ShardedParameters

@@ -13,15 +13,17 @@ import torch_xla.runtime
 from neuronx_distributed.parallel_layers import mappings, parallel_state
 from torch import Tensor, nn
 
-from hlat.checkpoint.tensor_chunk import TensorChunk
 from hlat.config.engine_capabilities import validate_decoding, validate_device
 from hlat.config.precision import Dtype, RoundingMode
 from hlat.config.run import Config
 from hlat.data.packed_sequences import PackedSequences, compute_loss_mask
+from hlat.distributed.mesh_object_group import build_parallel_state
+from hlat.distributed.parallel_state import ParallelState
+from hlat.distributed.pipeline_stages import assign_layers_to_stages
+from hlat.distributed.state_shard import StateShard
 from hlat.engine import replica_comparison
 from hlat.engine.device_checks import DeviceContext, run_device_checks
-from hlat.engine.interface import DecodeState, DeviceReport, ReplicaMismatch, StepMetrics, World
-from hlat.engine.mesh_process_group import build_world
+from hlat.engine.interface import DecodeState, DeviceReport, ReplicaMismatch, StepMetrics
 from hlat.engine.nxd.nxd_layers import (
     NxdCausalLM,
     NxdCrossEntropy,
@@ -33,11 +35,10 @@ from hlat.engine.nxd.nxd_parameters import NxdParameters, compute_param_shards
 from hlat.engine.nxd.nxd_process_groups import build_device_axes, build_host_axes
 from hlat.engine.nxd.xla_adamw import XlaAdamW
 from hlat.engine.nxd.xla_dtypes import get_xla_dtypes
-from hlat.engine.state_chunks import init_weights, iter_chunks
+from hlat.engine.state_shards import init_weights, iter_state_shards
 from hlat.model.decoder_spec import list_parameter_specs
 from hlat.model.loss import IGNORE_INDEX, build_next_token_targets
 from hlat.optim import adamw
-from hlat.parallelism.pipeline_stages import assign_layers_to_stages
 from hlat.precision.torch_dtypes import TORCH_DTYPES
 
 _CLIP_EPSILON = 1e-6
@@ -47,7 +48,7 @@ _CLIP_EPSILON = 1e-6
 class NxdEngine:
     """Implementation of hlat.engine.interface.Engine on neuronx-distributed."""
 
-    world = World()
+    world = ParallelState()
     device = ""
 
     def run_device_checks(self, config: Config) -> DeviceReport:
@@ -86,7 +87,7 @@ class NxdEngine:
 
     def init_weights(self) -> None:
         """Set the weights to their initial values."""
-        init_weights(self.chunks(), self._specs, self.config, self._host_axes["tp"])
+        init_weights(self.state_shards(), self._specs, self.config, self._host_axes["tp"])
 
     def train_step(self, sequences: PackedSequences, learning_rate: float) -> dict[str, Tensor]:
         """Run one optimizer step over all micro batches without waiting for the device."""
@@ -163,18 +164,18 @@ class NxdEngine:
         """Return None: PyTorch/XLA does not report the memory of these devices."""
         return None
 
-    def chunks(self) -> Iterator[TensorChunk]:
+    def state_shards(self) -> Iterator[StateShard]:
         """Yield weights, moments and step counts of the rows that this rank updates.
 
         Chunks are in host memory; changed ones are copied to the device before the next step.
         """
         names = self.params.local_params.keys()
-        return self._iter_host_chunks(names, kept_names=names)
+        return self._iter_host_shards(names, kept_names=names)
 
-    def saved_chunks(self) -> Iterator[TensorChunk]:
-        """Yield the chunks that this rank saves; other parameters are not copied to the host."""
+    def saved_state_shards(self) -> Iterator[StateShard]:
+        """Yield the shards that this rank saves; other parameters are not copied to the host."""
         names = self._find_saved_names()
-        return (chunk for chunk in self._iter_host_chunks(names, names) if chunk.is_main_replica)
+        return (shard for shard in self._iter_host_shards(names, names) if shard.is_main_replica)
 
     def find_replica_mismatches(self) -> list[ReplicaMismatch]:
         """Return slices that differ between data-parallel or tensor-parallel ranks.
@@ -185,8 +186,8 @@ class NxdEngine:
         axes = [self._host_axes["dp"]]
         if not self.config.precision.copies_drift:
             axes.append(self._host_axes["tp"])
-        chunks = self._iter_host_chunks(self.params.local_params, self._find_saved_names())
-        return replica_comparison.find_replica_mismatches(chunks, axes)
+        shards = self._iter_host_shards(self.params.local_params, self._find_saved_names())
+        return replica_comparison.find_replica_mismatches(shards, axes)
 
     def close(self) -> None:
         """Release model and optimizer, and destroy the process groups."""
@@ -213,7 +214,7 @@ class NxdEngine:
             dist.init_process_group("xla", init_method="xla://")
         self._parallel_config = self._build_nxd_config()
         self._host_axes = build_host_axes()
-        self.world = build_world(dist.get_rank(), self._host_axes)
+        self.world = build_parallel_state(dist.get_rank(), self._host_axes)
         self._device = xm.xla_device()
         self.device = str(self._device)
 
@@ -227,10 +228,10 @@ class NxdEngine:
         params = self.params.local_params.items()
         return {name for name, p in params if self._is_main_replica and p.shard.num_owned_rows}
 
-    def _iter_host_chunks(
+    def _iter_host_shards(
         self, names: Iterable[str], kept_names: Collection[str]
-    ) -> Iterator[TensorChunk]:
-        """Yield the chunks of parameters, and keep copies of some until the next step."""
+    ) -> Iterator[StateShard]:
+        """Yield the shards of parameters, and keep copies of some until the next step."""
         if not self._host_state:
             torch_xla.sync()  # otherwise each tensor compiles a separate graph
         for name in names:
@@ -239,7 +240,7 @@ class NxdEngine:
                 self._host_state[name] = state
                 self._host_versions |= _get_versions({name: state})
             shard = self.params.local_params[name].shard
-            yield from iter_chunks(state, shard, self._specs, self._is_main_replica)
+            yield from iter_state_shards(state, shard, self._specs, self._is_main_replica)
 
     def _copy_to_host(self, name: str) -> dict[str, Tensor]:
         """Return the state of a parameter in host memory, in the dtypes of its checkpoints.
@@ -348,7 +349,7 @@ class NxdEngine:
 
     @torch.no_grad()
     def _sync_from_host(self) -> None:
-        """Copy changed chunks to the device and update the parameters of the model.
+        """Copy changed shards to the device and update the parameters of the model.
 
         The graph ends here, so that a step after a restore has the graphs of every other step.
         """

@@ -30,8 +30,8 @@ from hlat.config.model import ModelConfig
 from hlat.config.parallelism import ActivationCheckpointing
 from hlat.config.precision import Dtype, Fp32Operator
 from hlat.config.run import Config
+from hlat.distributed.parameter_shards import count_kv_replicas
 from hlat.engine.nxd.xla_dtypes import get_xla_dtypes
-from hlat.engine.parameter_shards import count_kv_replicas
 from hlat.model.attention import Attention, CoreAttention
 from hlat.model.decoder import Decoder, DecoderLayer
 from hlat.model.decoder_spec import list_module_parameters

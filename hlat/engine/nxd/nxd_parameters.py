@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hlat.config.config_errors import ConfigError
 from hlat.config.run import Config
-from hlat.engine.parameter_shards import ParameterShard, compute_shard, count_kv_replicas
+from hlat.distributed.parameter_shards import ParameterShard, compute_shard, count_kv_replicas
 from hlat.model.decoder_spec import list_module_parameters
 
 _QKV_PARTS = {"weight_q": 0, "weight_k": 1, "weight_v": 2}

@@ -8,9 +8,9 @@ tensor-parallel ranks is eight devices.
 import torch.distributed as dist
 from neuronx_distributed.parallel_layers import parallel_state
 
-from hlat.engine.mesh_axis import MeshAxis
-from hlat.engine.mesh_process_group import add_background_axes
-from hlat.engine.process_groups import Partition, create_axes
+from hlat.distributed.mesh_axis import MeshAxis
+from hlat.distributed.mesh_object_group import add_background_axes
+from hlat.distributed.process_groups import Partition, create_axes
 
 _NXD_NAMES = {
     "pp": "pipeline_model_parallel",

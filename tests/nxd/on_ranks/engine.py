@@ -68,9 +68,9 @@ def slices(config: Config) -> dict[Any, NDArray[Any]]:
 
 def _slices(engine: NxdEngine) -> dict[Any, NDArray[Any]]:
     return {
-        (chunk.name, chunk.offset): chunk.tensor.float().numpy().reshape(chunk.size).copy()
-        for chunk in engine.chunks()
-        if chunk.is_main_replica
+        (shard.name, shard.offset): shard.tensor.float().numpy().reshape(shard.size).copy()
+        for shard in engine.state_shards()
+        if shard.is_main_replica
     }
 
 
@@ -80,7 +80,7 @@ def save_and_continue(config: Config, folder: Path, steps: int) -> list[tuple[fl
     for batch in all_batches[:steps]:
         engine.train_step(shard_batch(batch, engine), RATE)
     checkpoint_store.save_checkpoint(
-        folder, steps, engine.chunks(), {"step": steps}, engine.world.world_group
+        folder, steps, engine.state_shards(), {"step": steps}, engine.world.world_group
     )
     return _rest(engine, all_batches[steps:])
 
@@ -88,7 +88,7 @@ def save_and_continue(config: Config, folder: Path, steps: int) -> list[tuple[fl
 def load_and_continue(config: Config, path: Path, steps: int) -> list[tuple[float, ...]]:
     """Load the checkpoint of `save_and_continue`, continue, and return the metrics."""
     engine = _built(config)
-    checkpoint_store.load_checkpoint(path, engine.chunks())
+    checkpoint_store.load_checkpoint(path, engine.state_shards())
     return _rest(engine, batches(config, 2 * steps)[steps:])
 
 
@@ -207,7 +207,7 @@ def build_one_rank(config: Config) -> dict[str, tuple[tuple[int, ...], int]]:
     with (
         mock.patch.object(dist, "new_group", new_fake_group),
         mock.patch.object(dist.distributed_c10d, "new_group", new_fake_group),
-        mock.patch("hlat.engine.process_groups._wait_for_members"),
+        mock.patch("hlat.distributed.process_groups._wait_for_members"),
         mock.patch.object(xm, "rendezvous"),
         mock.patch.object(NxdEngine, "_build_params"),
         mock.patch("hlat.engine.nxd.nxd_engine.init_weights"),
@@ -250,13 +250,13 @@ def count_copied_tensors(config: Config, folder: Path) -> list[tuple[int, int]]:
     with mock.patch.object(Tensor, "to", record_copies):
         engine.build(config)
         path = checkpoint_store.save_checkpoint(
-            folder, 0, engine.saved_chunks(), {}, engine.world.world_group
+            folder, 0, engine.saved_state_shards(), {}, engine.world.world_group
         )
-        checkpoint_store.load_checkpoint(path, engine.chunks())
+        checkpoint_store.load_checkpoint(path, engine.state_shards())
         end_part()
         engine.train_step(shard_batch(batch, engine), RATE)
         assert engine.find_replica_mismatches() == []
         end_part()
-        assert all(chunk.is_main_replica for chunk in engine.saved_chunks())
+        assert all(shard.is_main_replica for shard in engine.saved_state_shards())
         end_part()
     return parts

@@ -10,12 +10,12 @@ import torch
 from neuronx_distributed.parallel_layers import parallel_state
 from neuronx_distributed.parallel_layers.layers import ColumnParallelLinear
 
-from hlat.checkpoint.tensor_chunk import TensorChunk
 from hlat.config.run import Config
-from hlat.engine import state_chunks
+from hlat.distributed.pipeline_stages import assign_layers_to_stages
+from hlat.distributed.state_shard import StateShard
+from hlat.engine import state_shards
 from hlat.engine.nxd import nxd_engine, nxd_layers
 from hlat.engine.nxd.nxd_engine import NxdEngine
-from hlat.parallelism.pipeline_stages import assign_layers_to_stages
 
 _COPIES = 2
 """Replicas of a key/value head in the layout of fault 5."""
@@ -101,21 +101,21 @@ def _counted(part: str, copies: Callable[[], int]) -> Callable[[Any], Any]:
 def _repeats_rows(right: Any) -> Any:
     """Repeat rows instead of key/value heads (5)."""
 
-    def initialise(chunks: Iterable[TensorChunk], specs: Any, config: Config, tp: Any) -> None:
-        chunks = [*chunks]
-        right(chunks, specs, config, tp)
+    def initialise(shards: Iterable[StateShard], specs: Any, config: Config, tp: Any) -> None:
+        shards = [*shards]
+        right(shards, specs, config, tp)
         rank, size = (
             parallel_state.get_tensor_model_parallel_rank(),
             parallel_state.get_tensor_model_parallel_size(),
         )
-        for chunk in chunks:
-            group, _, name = chunk.name.partition("/")
+        for shard in shards:
+            group, _, name = shard.name.partition("/")
             if group == "weights" and ("k_proj" in name or "v_proj" in name):
                 settings = (specs[name], config.model, config.run.seed)
                 full = torch.from_numpy(
-                    state_chunks.compute_initial_values(*settings, (0, 0), chunk.shape)
+                    state_shards.compute_initial_values(*settings, (0, 0), shard.shape)
                 )
-                chunk.tensor.copy_(full.repeat_interleave(_COPIES, 0).chunk(size)[rank])
+                shard.tensor.copy_(full.repeat_interleave(_COPIES, 0).chunk(size)[rank])
 
     return initialise
 
@@ -159,6 +159,6 @@ FAULTS: dict[str, Callable[[], Any]] = {
         nxd_engine, "compute_param_shards", _counted("weight_", lambda: 1)
     ),
     "5 rows repeated": _around(nxd_engine, "init_weights", _repeats_rows),
-    "6 stages drawn alike": _around(state_chunks, "compute_initial_values", _initialized_by_stage),
+    "6 stages drawn alike": _around(state_shards, "compute_initial_values", _initialized_by_stage),
     "7 norms in bf16": _around(nxd_layers.NxdRMSNorm, "__init__", _in_bf16),
 }

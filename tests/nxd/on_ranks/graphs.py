@@ -68,13 +68,13 @@ class _Run:
 
     def save(self) -> None:
         self.engine.find_replica_mismatches()
-        for chunk in self.engine.chunks():
-            chunk.tensor.clone()
+        for shard in self.engine.state_shards():
+            shard.tensor.clone()
 
     def traced_save(self) -> None:
         Checkpointer._trace_save_and_restore(SimpleNamespace(_engine=self.engine))
 
     def restore(self) -> None:
         with torch.no_grad():
-            for chunk in self.engine.chunks():
-                chunk.tensor.copy_(torch.full_like(chunk.tensor, 7))
+            for shard in self.engine.state_shards():
+                shard.tensor.copy_(torch.full_like(shard.tensor, 7))

@@ -25,9 +25,9 @@ from hlat.checkpoint.averaging import (
     write_average,
 )
 from hlat.checkpoint.checkpoint_errors import CorruptCheckpointError
-from hlat.checkpoint.tensor_chunk import TensorChunk
 from hlat.config.config_errors import ConfigError
 from hlat.config.precision import Dtype
+from hlat.distributed.state_shard import StateShard
 from hlat.training_state import TrainingState
 
 SHAPES = {"embedding": (37, 16), "norm": (16,), "head": (9, 16)}
@@ -41,12 +41,12 @@ def _seed() -> Iterator[None]:
         yield
 
 
-def split_rows(name: str, values: torch.Tensor, rows: int) -> list[TensorChunk]:
+def split_rows(name: str, values: torch.Tensor, rows: int) -> list[StateShard]:
     """Split a tensor into slices of `rows` rows."""
     shape, rest = tuple(values.shape), (0,) * (values.dim() - 1)
     parts = values.split(rows)
     return [
-        TensorChunk(name, shape, (i * rows, *rest), tuple(part.shape), part)
+        StateShard(name, shape, (i * rows, *rest), tuple(part.shape), part)
         for i, part in enumerate(parts)
     ]
 
@@ -60,14 +60,14 @@ def save(
     rows: int = 100,
 ) -> Path:
     """Save a checkpoint with weights of many magnitudes, moments and a data state."""
-    chunks = []
+    shards = []
     for name, shape in shapes.items():
         values = (torch.randn(shape) * 10.0 ** torch.randint(-6, 6, shape)).to(dtype)
         for kind in ("weights", "exp_avg"):
-            chunks += split_rows(f"{kind}/{name}", values, rows)
+            shards += split_rows(f"{kind}/{name}", values, rows)
     data = {"fingerprint": {"data.tokenizer": "aa"}, "streams": {"0": [1]}}
     state = TrainingState(step, step * 100, data, fixed, {"precision.weights": "fp32"})
-    return checkpoint_store.save_checkpoint(run / "checkpoints", step, chunks, state.to_json())
+    return checkpoint_store.save_checkpoint(run / "checkpoints", step, shards, state.to_json())
 
 
 def parts(

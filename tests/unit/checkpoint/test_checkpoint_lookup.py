@@ -7,16 +7,16 @@ import torch
 
 from hlat.checkpoint import checkpoint_store
 from hlat.checkpoint.checkpoint_lookup import find_checkpoint
-from hlat.checkpoint.tensor_chunk import TensorChunk
 from hlat.config.config_errors import ConfigError
+from hlat.distributed.state_shard import StateShard
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """Create a run with checkpoints of steps 5, 10 and 15."""
-    chunk = TensorChunk("weights/w", (3,), (0,), (3,), torch.ones(3))
+    shard = StateShard("weights/w", (3,), (0,), (3,), torch.ones(3))
     for step in (5, 10, 15):
-        checkpoint_store.save_checkpoint(tmp_path / "run/checkpoints", step, [chunk], {})
+        checkpoint_store.save_checkpoint(tmp_path / "run/checkpoints", step, [shard], {})
     return tmp_path / "run"
 
 

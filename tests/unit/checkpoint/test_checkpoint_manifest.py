@@ -16,7 +16,7 @@ from hlat.checkpoint.checkpoint_manifest import (
     validate_coverage,
 )
 from hlat.checkpoint.slice_record import SliceRecord
-from hlat.checkpoint.tensor_slice import TensorSlice
+from hlat.distributed.tensor_slice import TensorSlice
 
 
 def half(begin: int, file: str, dtype: str = "F32") -> TensorRecord:

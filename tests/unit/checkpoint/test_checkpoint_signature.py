@@ -10,9 +10,9 @@ import torch
 from hlat.checkpoint import averaging, checkpoint_lookup, checkpoint_signature, retention
 from hlat.checkpoint.checkpoint_errors import CorruptCheckpointError
 from hlat.checkpoint.checkpoint_store import save_checkpoint, verify_checkpoint
-from hlat.checkpoint.tensor_chunk import TensorChunk
 from hlat.config.checkpoint import CheckpointConfig
 from hlat.config.config_errors import ConfigError
+from hlat.distributed.state_shard import StateShard
 from hlat.storage import durable_files, storage_path
 from hlat.training_state import TrainingState
 
@@ -25,10 +25,10 @@ def key(tmp_path: Path) -> str:
 
 
 def save(directory: Path, step: int, key: str | None) -> Path:
-    chunk = TensorChunk("weights/w", (3,), (0,), (3,), torch.full((3,), float(step)))
+    shard = StateShard("weights/w", (3,), (0,), (3,), torch.full((3,), float(step)))
     state = TrainingState(step, step * 1000).to_json()
     sign = checkpoint_signature.load_signer(key)
-    return save_checkpoint(directory, step, [chunk], state, sign=sign)
+    return save_checkpoint(directory, step, [shard], state, sign=sign)
 
 
 def alter_marker(path: Path) -> None:

@@ -11,11 +11,11 @@ import torch
 
 from hlat.checkpoint import __main__ as command
 from hlat.checkpoint import checkpoint_directory, checkpoint_store, retention
-from hlat.checkpoint.tensor_chunk import TensorChunk
 from hlat.config.model import ModelConfig
 from hlat.config.run import RunConfig
 from hlat.config.run_identity import flatten_model
 from hlat.data import data_fingerprint
+from hlat.distributed.state_shard import StateShard
 from hlat.model.decoder_spec import list_parameter_specs
 from hlat.optim.adamw import MOMENTS
 from hlat.tracking import run_directory
@@ -43,18 +43,18 @@ def save(
 ) -> Path:
     """Save a checkpoint of a tiny model, without some tensors, and with changes of its state."""
     kinds = ("weights",) if weights_only else ("weights", "updates", *MOMENTS)
-    chunks = []
+    shards = []
     for kind in kinds:
         for spec in list_parameter_specs(MODEL):
             shape = () if kind == "updates" else spec.shape
             tensor = torch.full(shape, float(step))
-            chunks.append(
-                TensorChunk(f"{kind}/{spec.name}", shape, (0,) * len(shape), shape, tensor)
+            shards.append(
+                StateShard(f"{kind}/{spec.name}", shape, (0,) * len(shape), shape, tensor)
             )
-    chunks = [chunk for chunk in chunks if not chunk.name.startswith(without or ("-",))]
+    shards = [shard for shard in shards if not shard.name.startswith(without or ("-",))]
     state = TrainingState(step, step * 1000, DATA, flatten_model(MODEL), weights_only=weights_only)
     document = state.to_json() | (changes or {})
-    return checkpoint_store.save_checkpoint(folder, step, chunks, document)
+    return checkpoint_store.save_checkpoint(folder, step, shards, document)
 
 
 @pytest.fixture

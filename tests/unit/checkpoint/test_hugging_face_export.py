@@ -23,14 +23,14 @@ from hlat.checkpoint.pretrained_weights import (
     SAFE_WEIGHTS_NAME,
     load_pretrained,
 )
-from hlat.checkpoint.tensor_chunk import TensorChunk
 from hlat.config.config_errors import ConfigError
 from hlat.config.model import ModelConfig
 from hlat.config.precision import Dtype
+from hlat.distributed.state_shard import StateShard
 from hlat.model.decoder import Decoder
 from hlat.model.decoder_spec import list_parameter_specs
 from hlat.model.hugging_face_config import build_hf_config
-from tests.support.llama_models import MODELS, _seed, build_weight_chunks  # noqa: F401
+from tests.support.llama_models import MODELS, _seed, build_weight_shards  # noqa: F401
 
 transformers = pytest.importorskip("transformers")
 
@@ -47,7 +47,7 @@ def llama(model: ModelConfig) -> Decoder:
 def exported(
     folder: Path,
     model: ModelConfig,
-    saved: list[TensorChunk],
+    saved: list[StateShard],
     dtype: Dtype = Dtype.fp32,
     max_bytes: int = 10**9,
     on_file_written: Callable[[Any], None] = lambda _: None,
@@ -69,7 +69,7 @@ def test_transformers_loads_every_weight_and_gives_the_same_logits(
     tmp_path: Path, name: str, max_bytes: int
 ) -> None:
     model, ours = MODELS[name], llama(MODELS[name])
-    out = exported(tmp_path, model, build_weight_chunks(model, ours), max_bytes=max_bytes)
+    out = exported(tmp_path, model, build_weight_shards(model, ours), max_bytes=max_bytes)
     assert (out / (SAFE_WEIGHTS_NAME if max_bytes == 10**9 else SAFE_WEIGHTS_INDEX_NAME)).is_file()
     theirs, loading_info = transformers.AutoModelForCausalLM.from_pretrained(
         out, output_loading_info=True
@@ -87,8 +87,8 @@ def test_transformers_loads_every_weight_and_gives_the_same_logits(
 @pytest.mark.parametrize("name", MODELS)
 def test_round_trip_is_exact(tmp_path: Path, name: str) -> None:
     model, ours, again = MODELS[name], llama(MODELS[name]), Decoder(MODELS[name])
-    out = exported(tmp_path, model, build_weight_chunks(model, ours), max_bytes=60_000)
-    load_pretrained(str(out), model, build_weight_chunks(model, again))
+    out = exported(tmp_path, model, build_weight_shards(model, ours), max_bytes=60_000)
+    load_pretrained(str(out), model, build_weight_shards(model, again))
     for one, other in zip(ours.parameters(), again.parameters(), strict=True):
         assert torch.equal(one, other)
 
@@ -98,7 +98,7 @@ def test_files_have_at_most_the_requested_size_and_are_indexed(tmp_path: Path) -
     out = exported(
         tmp_path,
         MODEL,
-        build_weight_chunks(MODEL, llama(MODEL)),
+        build_weight_shards(MODEL, llama(MODEL)),
         Dtype.bf16,
         30_000,
         written.append,
@@ -125,7 +125,7 @@ def test_a_parameter_above_the_file_size_has_a_separate_file() -> None:
 
 def test_wide_weights_are_rounded_to_nearest(tmp_path: Path) -> None:
     wide = llama(MODEL)
-    out = exported(tmp_path, MODEL, build_weight_chunks(MODEL, wide), Dtype.bf16)
+    out = exported(tmp_path, MODEL, build_weight_shards(MODEL, wide), Dtype.bf16)
     found = load_file(out / SAFE_WEIGHTS_NAME)["model.embed_tokens.weight"]
     assert torch.equal(found, wide.embed_tokens.weight.bfloat16())
 
@@ -133,7 +133,7 @@ def test_wide_weights_are_rounded_to_nearest(tmp_path: Path) -> None:
 def test_an_existing_output_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     with pytest.raises(ConfigError) as refused:
-        exported(tmp_path, MODEL, build_weight_chunks(MODEL, llama(MODEL)))
+        exported(tmp_path, MODEL, build_weight_shards(MODEL, llama(MODEL)))
     assert str(refused.value) == (
         f"output={tmp_path / 'out'} exists already; specify a new directory, or remove it"
     )
@@ -147,7 +147,7 @@ def test_insufficient_disk_space_is_reported_before_any_write(
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     big = ModelConfig("big", 2, 192, 352, 4, 2, 1031)
     with pytest.raises(ConfigError) as refused:
-        exported(tmp_path, big, build_weight_chunks(big, llama(big)))
+        exported(tmp_path, big, build_weight_shards(big, llama(big)))
     assert str(refused.value) == (f"output={tmp_path / 'out'} needs 4 MB, the disk has 1 MB free")
     assert left(tmp_path) == []
 
@@ -157,7 +157,7 @@ def test_a_full_disk_leaves_no_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int
 ) -> None:
     checkpoint = checkpoint_store.save_checkpoint(
-        tmp_path / "checkpoints", 1, build_weight_chunks(MODEL, llama(MODEL)), {}
+        tmp_path / "checkpoints", 1, build_weight_shards(MODEL, llama(MODEL)), {}
     )
     real, calls = builtins.open, iter(range(100))
 
@@ -182,9 +182,9 @@ def test_a_full_disk_leaves_no_files(
 def test_non_finite_weights_are_exported_only_with_consent(
     tmp_path: Path, value: float, dtype: Dtype
 ) -> None:
-    saved = build_weight_chunks(MODEL, llama(MODEL))
-    chunk = next(chunk for chunk in saved if chunk.name.endswith("layers.1.mlp.down_proj.weight"))
-    chunk.tensor.detach()[2, 1] = value
+    saved = build_weight_shards(MODEL, llama(MODEL))
+    shard = next(shard for shard in saved if shard.name.endswith("layers.1.mlp.down_proj.weight"))
+    shard.tensor.detach()[2, 1] = value
     checkpoint = checkpoint_store.save_checkpoint(tmp_path / "checkpoints", 1, saved, {})
     arguments = (checkpoint, split_into_shards(MODEL, dtype, 10**9), dtype, {}, lambda _: None)
     with pytest.raises(ConfigError, match=r"layers\.1\.mlp\.down_proj\.weight in .* has 1 of "):
@@ -207,7 +207,7 @@ def killed_while_writing(tmp_path: Path, checkpoint: Path) -> None:
 
 
 def test_a_killed_export_leaves_no_directory_and_the_next_one_cleans_up(tmp_path: Path) -> None:
-    saved = build_weight_chunks(MODEL, llama(MODEL))
+    saved = build_weight_shards(MODEL, llama(MODEL))
     killed_while_writing(
         tmp_path, checkpoint_store.save_checkpoint(tmp_path / "checkpoints", 1, saved, {})
     )
@@ -219,7 +219,7 @@ def test_a_killed_export_leaves_no_directory_and_the_next_one_cleans_up(tmp_path
 
 
 def test_two_exports_to_one_folder_do_not_mix(tmp_path: Path) -> None:
-    saved = build_weight_chunks(MODEL, llama(MODEL))
+    saved = build_weight_shards(MODEL, llama(MODEL))
     checkpoint = checkpoint_store.save_checkpoint(tmp_path / "checkpoints", 1, saved, {})
     refusals = []
 
@@ -249,7 +249,7 @@ def test_only_one_file_is_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         return real(tensors, metadata)
 
     checkpoint = checkpoint_store.save_checkpoint(
-        tmp_path / "checkpoints", 1, build_weight_chunks(MODEL, llama(MODEL)), {}
+        tmp_path / "checkpoints", 1, build_weight_shards(MODEL, llama(MODEL)), {}
     )
     monkeypatch.setattr(hugging_face_export.safetensors_file, "serialize_tensors", watched)
     files = split_into_shards(MODEL, Dtype.fp32, 60_000)

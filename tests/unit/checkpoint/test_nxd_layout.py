@@ -12,8 +12,8 @@ from hlat.checkpoint.nxd_layout import (
     list_canonical_names,
     list_parameter_slices,
 )
-from hlat.checkpoint.tensor_slice import TensorSlice
 from hlat.config.model import ModelConfig
+from hlat.distributed.tensor_slice import TensorSlice
 from hlat.model.decoder_spec import list_parameter_specs
 
 HLAT_70B = ModelConfig("70b", 80, 8192, 28672, 64, 8, 32000)

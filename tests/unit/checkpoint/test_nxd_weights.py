@@ -24,9 +24,9 @@ from hlat.checkpoint.pretrained_weights import (
     load_pretrained,
     validate_pretrained,
 )
-from hlat.checkpoint.tensor_chunk import TensorChunk
 from hlat.config.config_errors import ConfigError
 from hlat.config.model import InitCopies, ModelConfig
+from hlat.distributed.state_shard import StateShard
 from hlat.model.canonical_views import iter_canonical_views
 from hlat.model.decoder import Decoder
 from hlat.model.decoder_spec import list_parameter_specs
@@ -168,11 +168,11 @@ def read(folder: Path, model: ModelConfig) -> Decoder:
     llama = Decoder(model)
     shapes = {parameter.name: parameter.shape for parameter in list_parameter_specs(model)}
     views = iter_canonical_views(model, dict(llama.named_parameters()))
-    chunks = [
-        TensorChunk(f"weights/{name}", shapes[name], (0,) * len(shapes[name]), shapes[name], view)
+    shards = [
+        StateShard(f"weights/{name}", shapes[name], (0,) * len(shapes[name]), shapes[name], view)
         for name, view in views
     ]
-    load_pretrained(str(folder), model, chunks)
+    load_pretrained(str(folder), model, shards)
     return llama
 
 
@@ -231,8 +231,8 @@ def test_only_a_slice_across_ranks_is_read(tmp_path: Path) -> None:
         str(tmp_path),
         GQA,
         [
-            TensorChunk(f"weights/{name}", (64, 64), (5, 30), (3, 20), part),
-            TensorChunk(f"exp_avg/{name}", (64, 64), (0, 0), (64, 64), moment),
+            StateShard(f"weights/{name}", (64, 64), (5, 30), (3, 20), part),
+            StateShard(f"exp_avg/{name}", (64, 64), (0, 0), (64, 64), moment),
         ],
     )
     assert torch.equal(part, weights[name][5:8, 30:50])

@@ -16,11 +16,11 @@ from hlat.checkpoint.pretrained_weights import (
     load_pretrained,
     validate_pretrained,
 )
-from hlat.checkpoint.tensor_chunk import TensorChunk
 from hlat.config.config_errors import ConfigError
 from hlat.config.model import ModelConfig
+from hlat.distributed.state_shard import StateShard
 from hlat.model.decoder import Decoder
-from tests.support.llama_models import MODELS, _seed, build_transformers_llama, build_weight_chunks  # noqa: F401
+from tests.support.llama_models import MODELS, _seed, build_transformers_llama, build_weight_shards  # noqa: F401
 
 transformers = pytest.importorskip("transformers")
 
@@ -52,7 +52,7 @@ def test_logits_equal_transformers(tmp_path: Path, name: str, size: str) -> None
         tmp_path / "llama" / (SAFE_WEIGHTS_NAME if size == "5GB" else SAFE_WEIGHTS_INDEX_NAME)
     ).is_file()
     ours = Decoder(model)
-    load_pretrained(str(tmp_path / "llama"), model, build_weight_chunks(model, ours))
+    load_pretrained(str(tmp_path / "llama"), model, build_weight_shards(model, ours))
     tokens = torch.randint(0, model.vocab_size, (2, 17))
     with torch.no_grad():
         found, expected = ours.compute_logits(tokens), theirs(tokens).logits
@@ -66,9 +66,9 @@ def test_a_rank_reads_its_slice_of_weights_and_no_moments(folder: Path) -> None:
         str(folder),
         MODEL,
         [
-            TensorChunk(f"weights/{name}", shape, (0, 52), (96, 52), part),
-            TensorChunk(f"weights/{name}", shape, (48, 101), (24, 3), corner),
-            TensorChunk(f"exp_avg/{name}", shape, (0, 0), shape, moment),
+            StateShard(f"weights/{name}", shape, (0, 52), (96, 52), part),
+            StateShard(f"weights/{name}", shape, (48, 101), (24, 3), corner),
+            StateShard(f"exp_avg/{name}", shape, (0, 0), shape, moment),
         ],
     )
     file = json.loads((folder / SAFE_WEIGHTS_INDEX_NAME).read_text())["weight_map"][name]
@@ -82,7 +82,7 @@ def test_weights_are_rounded_to_nearest_for_a_narrower_dtype(folder: Path) -> No
     name, shape = "model.embed_tokens.weight", (1031, 96)
     narrow = torch.zeros(shape, dtype=torch.bfloat16)
     load_pretrained(
-        str(folder), MODEL, [TensorChunk(f"weights/{name}", shape, (0, 0), shape, narrow)]
+        str(folder), MODEL, [StateShard(f"weights/{name}", shape, (0, 0), shape, narrow)]
     )
     file = json.loads((folder / SAFE_WEIGHTS_INDEX_NAME).read_text())["weight_map"][name]
     assert torch.equal(narrow, load_file(folder / file)[name].bfloat16())
@@ -111,9 +111,9 @@ def test_tensors_that_transformers_skips_are_skipped(tmp_path: Path) -> None:
 
 def load_all(folder: Path, model: ModelConfig) -> list[str]:
     """Return the problems of loading every weight, without the directory."""
-    chunks = build_weight_chunks(model, Decoder(model))
+    shards = build_weight_shards(model, Decoder(model))
     with pytest.raises(ConfigError) as refused:
-        load_pretrained(str(folder), model, chunks)
+        load_pretrained(str(folder), model, shards)
     prefix = f"model.init_from={folder}: "
     return [problem.removeprefix(prefix) for problem in refused.value.problems]
 
@@ -140,7 +140,7 @@ def test_a_different_tied_head_is_rejected(tmp_path: Path) -> None:
     embedding = tensors["model.embed_tokens.weight"]
     tensors["lm_head.weight"] = embedding.clone()
     save_file(tensors, tmp_path / SAFE_WEIGHTS_NAME)
-    load_pretrained(str(tmp_path), model, build_weight_chunks(model, Decoder(model)))
+    load_pretrained(str(tmp_path), model, build_weight_shards(model, Decoder(model)))
     tensors["lm_head.weight"][-1, -1] += 1e-3
     save_file(tensors, tmp_path / SAFE_WEIGHTS_NAME)
     assert load_all(tmp_path, model) == [

@@ -12,7 +12,7 @@ from fsspec.registry import register_implementation
 from hlat.checkpoint import checkpoint_store
 from hlat.checkpoint.checkpoint_errors import CorruptCheckpointError
 from hlat.checkpoint.retention import find_newest_valid, prune_checkpoints, quarantine_checkpoints
-from hlat.checkpoint.tensor_chunk import TensorChunk
+from hlat.distributed.state_shard import StateShard
 from hlat.storage import storage_path
 from hlat.storage.remote_path import RemotePath, StorageUnavailableError
 
@@ -81,7 +81,7 @@ def folder() -> RemotePath:
 def save(folder: RemotePath, step: int) -> RemotePath:
     values = torch.arange(4000.0).reshape(100, 40) + step
     path = checkpoint_store.save_checkpoint(
-        folder, step, [TensorChunk("w", (100, 40), (0, 0), (100, 40), values)], {"at": step}
+        folder, step, [StateShard("w", (100, 40), (0, 0), (100, 40), values)], {"at": step}
     )
     assert isinstance(path, RemotePath)
     return path
@@ -199,7 +199,7 @@ def test_a_failed_read_of_tensors_is_no_damage(
         checkpoint_store.verify_checkpoint(path)
     with pytest.raises(StorageUnavailableError):
         checkpoint_store.load_checkpoint(
-            path, [TensorChunk("w", (100, 40), (0, 0), (100, 40), torch.zeros(100, 40))]
+            path, [StateShard("w", (100, 40), (0, 0), (100, 40), torch.zeros(100, 40))]
         )
     assert checkpoint_store.load_state_json(path) == {"at": 1}
 
@@ -231,7 +231,7 @@ def test_only_the_rows_of_a_slice_are_requested(folder: RemotePath) -> None:
     path = save(folder, 1)
     values = torch.zeros(3, 10)
     Bucket.requests.clear()
-    checkpoint_store.load_checkpoint(path, [TensorChunk("w", (100, 40), (50, 5), (3, 10), values)])
+    checkpoint_store.load_checkpoint(path, [StateShard("w", (100, 40), (50, 5), (3, 10), values)])
     assert torch.equal(values, torch.arange(4000.0).reshape(100, 40)[50:53, 5:15] + 1)
     fetched = [
         n for request, name, n in Bucket.requests if (request, name[:4]) == ("cat_file", "rank")
@@ -257,19 +257,19 @@ def test_remote_reads_in_blocks_equal_a_memory_mapped_file(
         "flags": torch.rand(33, generator=generator) > 0.5,
         "scalar": torch.tensor(3.0),
     }
-    chunks = [
-        TensorChunk(n, tuple(t.shape), (0,) * t.dim(), tuple(t.shape), t) for n, t in state.items()
+    shards = [
+        StateShard(n, tuple(t.shape), (0,) * t.dim(), tuple(t.shape), t) for n, t in state.items()
     ]
     there, here = (
-        checkpoint_store.save_checkpoint(folder, 1, chunks, {}),
-        checkpoint_store.save_checkpoint(tmp_path, 1, chunks, {}),
+        checkpoint_store.save_checkpoint(folder, 1, shards, {}),
+        checkpoint_store.save_checkpoint(tmp_path, 1, shards, {}),
     )
     boxes = {"matrix": ((3, 4), (26, 9)), "cube": ((1, 0, 7), (4, 4, 2)), "long": ((5,), (990,))}
     for name, (offset, size) in boxes.items():
         found = [torch.zeros(size, dtype=state[name].dtype) for _ in range(2)]
         for path, values in zip((there, here), found, strict=True):
             checkpoint_store.load_checkpoint(
-                path, [TensorChunk(name, tuple(state[name].shape), offset, size, values)]
+                path, [StateShard(name, tuple(state[name].shape), offset, size, values)]
             )
         assert torch.equal(*found)
         cut = tuple(slice(o, o + s) for o, s in zip(offset, size, strict=True))
@@ -278,7 +278,7 @@ def test_remote_reads_in_blocks_equal_a_memory_mapped_file(
         found = torch.zeros_like(values)
         shape = tuple(values.shape)
         checkpoint_store.load_checkpoint(
-            there, [TensorChunk(name, shape, (0,) * len(shape), shape, found)]
+            there, [StateShard(name, shape, (0,) * len(shape), shape, found)]
         )
         assert torch.equal(found, values)
 
@@ -310,10 +310,10 @@ HEADERS |= {
 @pytest.mark.parametrize("header", HEADERS)
 def test_an_invalid_tensor_file_is_damage(folder: RemotePath, header: str) -> None:
     path = checkpoint_store.save_checkpoint(
-        folder, 1, [TensorChunk("w", (2,), (0,), (2,), torch.ones(2))], {}
+        folder, 1, [StateShard("w", (2,), (0,), (2,), torch.ones(2))], {}
     )
     assert isinstance(path, RemotePath)
     file = path / "rank_00000.safetensors"
     file.filesystem.pipe_file(file.path, HEADERS[header])
     with pytest.raises(CorruptCheckpointError, match=str(file)):
-        checkpoint_store.load_checkpoint(path, [TensorChunk("w", (2,), (0,), (2,), torch.zeros(2))])
+        checkpoint_store.load_checkpoint(path, [StateShard("w", (2,), (0,), (2,), torch.zeros(2))])

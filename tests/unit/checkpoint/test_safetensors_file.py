@@ -10,7 +10,7 @@ from hlat.checkpoint import safetensors_file
 from hlat.checkpoint.checkpoint_errors import CorruptCheckpointError
 from hlat.checkpoint.checkpoint_manifest import TensorRecord
 from hlat.checkpoint.slice_record import SliceRecord
-from hlat.checkpoint.tensor_slice import TensorSlice
+from hlat.distributed.tensor_slice import TensorSlice
 from hlat.storage import durable_files
 
 

@@ -20,8 +20,8 @@ from hlat.checkpoint.checkpoint_manifest import (
     validate_coverage,
 )
 from hlat.checkpoint.slice_record import SliceRecord, format_rank_file, merge_slice_records
-from hlat.checkpoint.tensor_chunk import TensorChunk
-from hlat.checkpoint.tensor_slice import TensorSlice, is_partition
+from hlat.distributed.state_shard import StateShard
+from hlat.distributed.tensor_slice import TensorSlice, is_partition
 from hlat.storage.durable_files import FileRecord
 
 
@@ -165,12 +165,12 @@ def test_a_checkpoint_of_many_ranks_is_read_by_one(tmp_path: Any) -> None:
     parts = []
     for rank in range(6):
         rows = values[rank * 2 : rank * 2 + 2]
-        chunk = TensorChunk("w", (12, 2), (rank * 2, 0), (2, 2), rows)
-        parts.append(checkpoint_store._write_chunks(directory, rank, 7, [chunk]))
+        shard = StateShard("w", (12, 2), (rank * 2, 0), (2, 2), rows)
+        parts.append(checkpoint_store._write_state_shards(directory, rank, 7, [shard]))
     manifest = merge_manifests([CheckpointManifest.from_json(part) for part in parts if part])
     target = tmp_path / "step_00000007"
     checkpoint_store.commit_checkpoint(directory, target, manifest, {})
     checkpoint_store.verify_checkpoint(target)
     found = torch.zeros(12, 2)
-    checkpoint_store.load_checkpoint(target, [TensorChunk("w", (12, 2), (0, 0), (12, 2), found)])
+    checkpoint_store.load_checkpoint(target, [StateShard("w", (12, 2), (0, 0), (12, 2), found)])
     assert torch.equal(found, values)

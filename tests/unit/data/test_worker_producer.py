@@ -13,7 +13,7 @@ import pytest
 
 from hlat.config.config_errors import ConfigError
 from hlat.data.batch_producer import WorkerDiedError
-from hlat.launch_environment import STOP_SIGNALS
+from hlat.distributed.process_signals import STOP_SIGNALS
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 

@@ -8,11 +8,11 @@ import pyarrow as pa
 import pytest
 
 from hlat.config.resolve import resolve_config
+from hlat.distributed.parallel_state import ParallelState
 from hlat.doctor.check_result import CheckStatus
 from hlat.doctor.data_order_check import check_data
 from hlat.doctor.engine_harness import EngineHarness
 from hlat.doctor.reduced_config import reduce_config
-from hlat.engine.interface import World
 
 TEXTS = ["The same license in each file."] * 60
 HELDOUT = [f"held out {n}" for n in range(90)]
@@ -29,7 +29,7 @@ def test_batches_of_equal_documents_pass(compose, tmp_path: Path, is_separate: b
         else "data.heldout_documents=1"
     )
     config = reduce_config(resolve_config(compose(*overrides)))
-    world = World(rank=0, dp_rank=0, dp_size=1)
+    world = ParallelState(rank=0, dp_rank=0, dp_size=1)
     harness = SimpleNamespace(
         config=config,
         engine=SimpleNamespace(world=world),

@@ -11,8 +11,8 @@ from hlat.config.config_errors import ConfigError
 from hlat.config.resolve import resolve_config
 from hlat.data.prompt_tokenizer import load_run_tokenizer
 from hlat.data.tokenizer import EMBEDDED_EOS_TOKEN, EMBEDDED_FILE
+from hlat.distributed.parallel_state import ParallelState
 from hlat.engine.engine_factory import create_engine
-from hlat.engine.interface import World
 from hlat.evaluate import humaneval, humaneval_rpc, sandbox
 from hlat.evaluate.humaneval import PASSED_EXIT_CODE, HumanEvalProblem, HumanEvalSettings
 from hlat.evaluate.sandbox import ResourceLimits
@@ -152,7 +152,7 @@ class FakeModel:
 
     def __init__(self, tokenizer, completions):
         self.world, self._tokenizer, self._completions, self.sample_ids = (
-            World(),
+            ParallelState(),
             tokenizer,
             completions,
             [],

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from hlat.config.config_errors import ConfigError
+from hlat.distributed.object_group import SingleRankGroup
 from hlat.evaluate import rank0_scheduler
 from hlat.evaluate.rank0_scheduler import Rank0Scheduler
 from hlat.evaluate.request_cache import RequestCache
-from hlat.parallelism.process_group import SingleProcessGroup
 
 GREEDY = {"max_new_tokens": 4, "temperature": 0.0, "top_p": 1.0, "seed": 0}
 
@@ -41,7 +41,7 @@ class Tokenizer:
 
 
 def schedule(model: Model, path: Path, fingerprint: str = "model") -> Rank0Scheduler:
-    scheduler = Rank0Scheduler(model, Tokenizer(), SingleProcessGroup())  # type: ignore[arg-type]
+    scheduler = Rank0Scheduler(model, Tokenizer(), SingleRankGroup())  # type: ignore[arg-type]
     scheduler.cache = RequestCache(path, fingerprint)
     return scheduler
 

@@ -74,9 +74,9 @@ def _peer(config, engine):
     settings = hugging_face_config.build_hf_config(config.model, 128, 0, Dtype.fp32)
     peer = transformers.LlamaForCausalLM(transformers.LlamaConfig.from_dict(settings))
     weights = {
-        chunk.name.removeprefix("weights/"): chunk.tensor.detach().reshape(chunk.shape).float()
-        for chunk in engine.chunks()
-        if chunk.name.startswith("weights/")
+        shard.name.removeprefix("weights/"): shard.tensor.detach().reshape(shard.shape).float()
+        for shard in engine.state_shards()
+        if shard.name.startswith("weights/")
     }
     missing, _ = peer.load_state_dict(weights, strict=False)
     assert missing in ([], ["lm_head.weight"])

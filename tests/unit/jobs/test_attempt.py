@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 
 from hlat.config.config_errors import ConfigError, ExitCode
+from hlat.distributed.process_signals import DUMP_SIGNAL, STOP_SIGNALS
 from hlat.jobs import slurm_commands
 from hlat.jobs.attempt import AttemptResult, JobAttempt, build_srun_command, find_restart_reason
 from hlat.jobs.submission import Submission, create_submission_dir
-from hlat.launch_environment import DUMP_SIGNAL, STOP_SIGNALS
 from hlat.tracking.jsonl_log import open_events_log
 
 

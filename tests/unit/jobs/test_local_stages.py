@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from hlat.distributed.process_signals import DUMP_SIGNAL
 from hlat.jobs import local_stages
 from hlat.jobs.campaign_state import CampaignLog, StageState, StageStatus
 from hlat.jobs.stage_job import StageJob
-from hlat.launch_environment import DUMP_SIGNAL
 
 PROGRAM = """
 import os, pathlib, signal, sys, time

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hlat.config.model import ModelConfig
-from hlat.engine.parameter_shards import slice_row_ranges
+from hlat.distributed.parameter_shards import slice_row_ranges
 from hlat.model.canonical_views import iter_row_views
 from hlat.model.decoder_spec import list_module_parameters
 from hlat.model.parameter_spec import RowRange

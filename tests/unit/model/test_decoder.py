@@ -7,7 +7,7 @@ from torch import Tensor
 
 from hlat.config.model import ModelConfig
 from hlat.data.packed_sequences import compute_document_ids
-from hlat.engine.parameter_shards import slice_row_ranges
+from hlat.distributed.parameter_shards import slice_row_ranges
 from hlat.model import decoder
 from hlat.model.canonical_views import iter_canonical_views
 from hlat.model.canonical_views import iter_row_views as views_of

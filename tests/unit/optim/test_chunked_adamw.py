@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from hlat.config.model import ModelConfig
+from hlat.distributed.parameter_shards import compute_shard
 from hlat.engine.native.step_rounding import build_shard_generator
-from hlat.engine.parameter_shards import compute_shard
 from hlat.model.embedding_spec import build_head
 from hlat.optim import chunked_adamw
 from hlat.optim.adamw import step_optimizer

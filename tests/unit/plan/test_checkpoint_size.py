@@ -22,7 +22,7 @@ def test_planned_size_of_a_checkpoint(compose, small, tmp_path, recipe, tied) ->
     config = resolve_config(compose(*small, f"precision={recipe}", f"model.tie_embeddings={tied}"))
     engine = NativeEngine()
     engine.build(config)
-    path = checkpoint_store.save_checkpoint(tmp_path, 1, engine.chunks(), {})
+    path = checkpoint_store.save_checkpoint(tmp_path, 1, engine.state_shards(), {})
     size = sum(file.stat().st_size for file in path.iterdir())
     planned = compute_checkpoint_bytes(config)
     assert planned < size < 1.02 * planned

@@ -6,9 +6,9 @@ from omegaconf import OmegaConf
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
+from hlat.distributed.mesh_coordinates import ParallelDegrees
 from hlat.model.decoder import Decoder
 from hlat.model.decoder_spec import compute_flops_per_token, count_parameters
-from hlat.parallelism.mesh_coordinates import ParallelDegrees
 from hlat.plan.stage_shards import build_stage_shards
 from hlat.plan.step_time import compute_forward_backward_flops
 

@@ -10,13 +10,13 @@ from torch import Tensor
 from hlat.config.parallelism import ActivationCheckpointing
 from hlat.config.resolve import resolve_config
 from hlat.config.run import Config
+from hlat.distributed.mesh_coordinates import ParallelDegrees
 from hlat.engine.native.layer_transforms import apply_activation_checkpointing
 from hlat.model import decoder_spec
 from hlat.model.attention_kernels import KeyRange, compute_document_starts
 from hlat.model.decoder import Decoder
 from hlat.model.families import FAMILY_NAMES
 from hlat.model.rope import compute_rope_cos_sin
-from hlat.parallelism.mesh_coordinates import ParallelDegrees
 from hlat.plan.stage_shards import build_execution_settings
 from hlat.precision.torch_dtypes import TORCH_DTYPES
 from tests.support.model_components import COMPONENTS

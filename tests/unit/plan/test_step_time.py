@@ -7,8 +7,8 @@ from omegaconf import OmegaConf
 
 from hlat.config.config_errors import ConfigError
 from hlat.config.mfu import compute_mfu
+from hlat.distributed.mesh_coordinates import compute_parallel_degrees
 from hlat.model.decoder_spec import compute_flops_per_token
-from hlat.parallelism.mesh_coordinates import compute_parallel_degrees
 from hlat.plan import step_time
 from hlat.plan.hardware_efficiency import HardwareEfficiency
 from hlat.plan.stage_shards import StageShard, build_stage_shards

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from hlat.config.model import ModelConfig
+from hlat.distributed.parameter_shards import compute_shard
 from hlat.engine.native.step_rounding import build_shard_generator
-from hlat.engine.parameter_shards import compute_shard
 from hlat.model.attention_spec import AttentionConfig
 from hlat.model.canonical_views import iter_canonical_views
 from hlat.model.decoder import Decoder

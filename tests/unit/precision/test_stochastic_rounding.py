@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from hlat.config.model import ModelConfig
+from hlat.distributed.parameter_shards import compute_shard
 from hlat.engine.native.step_rounding import build_shard_generator
-from hlat.engine.parameter_shards import compute_shard
 from hlat.model.embedding_spec import build_head
 from hlat.precision.random_bits import RandomBits
 from hlat.precision.stochastic_rounding import StochasticRounder

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from hlat.checkpoint import checkpoint_store
-from hlat.checkpoint.tensor_chunk import TensorChunk
 from hlat.config.resolve import resolve_config
-from hlat.parallelism.process_group import SingleProcessGroup
+from hlat.distributed.object_group import SingleRankGroup
+from hlat.distributed.state_shard import StateShard
 from hlat.recovery.checkpointer import Checkpointer
 from hlat.training_state import TrainingState
 
-CHUNKS = [TensorChunk("weights/w", (3,), (0,), (3,), torch.ones(3))]
+CHUNKS = [StateShard("weights/w", (3,), (0,), (3,), torch.ones(3))]
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def write(compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         return save_checkpoint(directory, *arguments)
 
     monkeypatch.setattr(checkpoint_store, "save_checkpoint", save_to_small_disk)
-    world = SimpleNamespace(background_group=SingleProcessGroup())
+    world = SimpleNamespace(background_group=SingleRankGroup())
 
     def write(step: int, first_bad_step: int | None, *more: str):
         config = resolve_config(compose(*base, *more))

@@ -7,7 +7,7 @@ import pytest
 from torch.distributed import PrefixStore, TCPStore
 
 from hlat.config.config_errors import ExitCode
-from hlat.launch_environment import NodeInfo
+from hlat.distributed.rank_environment import NodeInfo
 from hlat.recovery import failure_coordinator
 from hlat.recovery.failure_coordinator import Failure, FailureCoordinator
 

@@ -7,7 +7,8 @@ import pytest
 
 from hlat.config.config_errors import ConfigError, ExitCode, MissingDeviceError
 from hlat.config.resolve import resolve_config
-from hlat.engine.interface import DeviceReport, World
+from hlat.distributed.parallel_state import ParallelState
+from hlat.engine.interface import DeviceReport
 from hlat.recovery import preflight
 from hlat.recovery.preflight_checks import Consequence, Finding
 
@@ -16,7 +17,7 @@ class FakeEngine:
     """Engine with a fixed device report."""
 
     def __init__(self, error: Exception | None = None, **changed: Any) -> None:
-        self.world, self.error, self.closed = World(), error, False
+        self.world, self.error, self.closed = ParallelState(), error, False
         well = {"num_products": 9, "num_wrong": 0, "flops_per_s": 1e9, "links": []}
         nothing = {"device": "cpu", "free_bytes": None, "total_bytes": None}
         self.device_report = DeviceReport(**nothing | well | changed)

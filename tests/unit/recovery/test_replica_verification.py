@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from hlat.engine.interface import ReplicaMismatch, World
+from hlat.distributed.parallel_state import ParallelState
+from hlat.engine.interface import ReplicaMismatch
 from hlat.recovery import replica_verification
 
 NAMES = [f"weights/{letter}" for letter in "abcde"]
@@ -17,7 +18,7 @@ class Engine:
 
     def __init__(self, size: int, found: list[ReplicaMismatch]) -> None:
         self.size, self.found = size, found
-        self.world = World(world_group=self)
+        self.world = ParallelState(world_group=self)
         self.is_rank0 = True
 
     def find_replica_mismatches(self) -> list[ReplicaMismatch]:

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from hlat.launch_environment import STOP_SIGNALS, block_signals
+from hlat.distributed.process_signals import STOP_SIGNALS, block_signals
 from hlat.recovery.signal_handler import SignalHandler, handle_signals
 
 PROCESS = """

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from hlat.config.config_errors import ConfigError
-from hlat.parallelism.process_group import SingleProcessGroup
+from hlat.distributed.object_group import SingleRankGroup
 from hlat.recovery.resume import load_skipped_batches
 
 
@@ -13,7 +13,7 @@ def load(*bounds: object) -> list[range]:
     config = SimpleNamespace(schedule=SimpleNamespace(total_steps=20))
     rows = [{"event": "rollback", "left_out": value} for value in bounds]
     tracker = SimpleNamespace(get_events=lambda event: rows)
-    return load_skipped_batches(config, SingleProcessGroup(), tracker)  # type: ignore[arg-type]
+    return load_skipped_batches(config, SingleRankGroup(), tracker)  # type: ignore[arg-type]
 
 
 def test_later_rollbacks_may_skip_batches_that_replaced_skipped_ones() -> None:

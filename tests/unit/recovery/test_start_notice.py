@@ -4,8 +4,8 @@ import faulthandler
 import threading
 from pathlib import Path
 
-from hlat.parallelism import process_group
-from hlat.parallelism.process_group import SingleProcessGroup
+from hlat.distributed import object_group
+from hlat.distributed.object_group import SingleRankGroup
 from hlat.recovery import start_notice
 from hlat.recovery.start_notice import StartNotice, find_call
 from hlat.recovery.worker_stacks import WorkerStacks
@@ -19,12 +19,12 @@ def test_find_the_call_of_the_main_thread(tmp_path: Path) -> None:
     done = threading.Event()
     other = threading.Thread(target=done.wait)
     other.start()
-    process_group.run_on_all(SingleProcessGroup(), dump_stacks)
+    object_group.run_on_all(SingleRankGroup(), dump_stacks)
     done.set()
     other.join()
     stacks = (tmp_path / "stacks").read_text()
     assert stacks.count("most recent call first") >= 2
-    assert "(hlat/parallelism/process_group.py, line " in find_call(stacks)
+    assert "(hlat/distributed/object_group.py, line " in find_call(stacks)
     assert find_call("no stacks") == "no call of hlat"
 
 

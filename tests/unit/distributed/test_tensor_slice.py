@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from hlat.checkpoint.tensor_slice import TensorSlice, is_partition
+from hlat.distributed.tensor_slice import TensorSlice, is_partition
 
 
 def test_intersection() -> None:

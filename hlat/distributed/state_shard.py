@@ -3,14 +3,14 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hlat.checkpoint.tensor_slice import TensorSlice
+from hlat.distributed.tensor_slice import TensorSlice
 
 if TYPE_CHECKING:
     import torch
 
 
 @dataclass(frozen=True)
-class TensorChunk:
+class StateShard:
     """Slice of one state tensor.
 
     Attributes:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hlat.parallelism.pipeline_stages import assign_layers_to_stages
+from hlat.distributed.pipeline_stages import assign_layers_to_stages
 
 
 def test_stages() -> None:

@@ -1,16 +1,12 @@
 """Ranks from the variables of torchrun and Slurm, and the decision to launch workers."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 
-from hlat import launch_environment
 from hlat.config.config_errors import ConfigError
 from hlat.config.engine import EngineBackend
 from hlat.config.resolve import resolve_config
-from hlat.launch_environment import (
+from hlat.distributed import rank_environment
+from hlat.distributed.rank_environment import (
     RankInfo,
     build_rendezvous_environment,
     must_launch_workers,
@@ -58,7 +54,7 @@ def test_first_host_of_a_slurm_list(hosts: str, first: str) -> None:
 def test_must_launch_workers(compose, monkeypatch) -> None:
     config = resolve_config(compose("parallelism.tp=2"))
     launched = {"info": RankInfo()}
-    monkeypatch.setattr(launch_environment, "read_rank_info", lambda: launched["info"])
+    monkeypatch.setattr(rank_environment, "read_rank_info", lambda: launched["info"])
     assert must_launch_workers(config)
     launched["info"] = RankInfo(1, 2, 1, "torchrun")
     assert not must_launch_workers(config)
@@ -76,28 +72,8 @@ def test_srun_does_not_start_the_ranks_of_nxd(compose, monkeypatch) -> None:
     config = resolve_config(compose("parallelism.tp=2"))
     config.engine.name = EngineBackend.nxd
     info = RankInfo(1, 2, 1, "Slurm")
-    monkeypatch.setattr(launch_environment, "read_rank_info", lambda: info)
+    monkeypatch.setattr(rank_environment, "read_rank_info", lambda: info)
     with pytest.raises(
         ConfigError, match=r"nxd needs torchrun, and srun started 2.*launcher=slurm"
     ):
         must_launch_workers(config)
-
-
-@pytest.mark.parametrize(("parent_is_alive", "output"), [(True, "trains\n"), (False, "")])
-def test_an_orphan_exits_before_training(tmp_path, parent_is_alive: bool, output: str) -> None:
-    """Kill the supervisor during a launch, when it cannot terminate the worker."""
-    program = (
-        "from hlat.launch_environment import run_with_exit_record\n"
-        "from hlat.config.config_errors import ExitCode\n"
-        "run_with_exit_record(lambda: print('trains', flush=True) or ExitCode.FINISHED)"
-    )
-    parent = os.getpid() if parent_is_alive else 1
-    variables = {
-        launch_environment.RECORDS_DIR_ENV: str(tmp_path),
-        launch_environment.PARENT_PID_ENV: str(parent),
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=os.environ | variables, capture_output=True, text=True
-    )
-    assert done.stdout == output, done.stderr
-    assert (done.returncode == 0) is parent_is_alive

@@ -6,7 +6,7 @@ from itertools import chain
 import pytest
 
 from hlat.config.parallelism import ParallelismConfig
-from hlat.parallelism.mesh_coordinates import (
+from hlat.distributed.mesh_coordinates import (
     ParallelDegrees,
     compute_mesh_coordinates,
     compute_parallel_degrees,

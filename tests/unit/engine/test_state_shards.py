@@ -6,9 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from hlat.checkpoint.tensor_chunk import TensorChunk
 from hlat.config.resolve import resolve_config
-from hlat.engine import state_chunks
+from hlat.distributed.state_shard import StateShard
+from hlat.engine import state_shards
 from hlat.model.decoder_spec import list_parameter_specs
 from hlat.model.weight_initialization import compute_initial_values
 
@@ -36,8 +36,8 @@ def config(compose):
     return resolve_config(compose("model.intermediate_size=96"))
 
 
-def build_chunk(shape, offset, size, name: str = NAME) -> TensorChunk:
-    return TensorChunk(f"weights/{name}", shape, offset, size, torch.full(size, torch.nan))
+def build_shard(shape, offset, size, name: str = NAME) -> StateShard:
+    return StateShard(f"weights/{name}", shape, offset, size, torch.full(size, torch.nan))
 
 
 @pytest.mark.parametrize("chunk_size", [10**6, 300])
@@ -51,33 +51,33 @@ def test_columns_are_sampled_once_and_exchanged(monkeypatch, config, chunk_size,
         num_sampled.append(size[0] * size[1])
         return compute_initial_values(parameter, model, seed, offset, size)
 
-    monkeypatch.setattr(state_chunks, "compute_initial_values", sample)
-    monkeypatch.setattr(state_chunks, "CHUNK_SIZE", chunk_size)
-    chunks = [build_chunk(shape, (3, 32 * block), (shape[0] - 5, 32)) for block in blocks]
+    monkeypatch.setattr(state_shards, "compute_initial_values", sample)
+    monkeypatch.setattr(state_shards, "CHUNK_SIZE", chunk_size)
+    shards = [build_shard(shape, (3, 32 * block), (shape[0] - 5, 32)) for block in blocks]
     barrier, sent = threading.Barrier(3, timeout=60), {}
     with ThreadPoolExecutor(3) as pool:
         for done in [
             pool.submit(
-                state_chunks.init_weights,
-                [chunk],
+                state_shards.init_weights,
+                [shard],
                 specs,
                 config,
                 ThreadAxis(rank, 3, barrier, sent),
             )
-            for rank, chunk in enumerate(chunks)
+            for rank, shard in enumerate(shards)
         ]:
             done.result()
     full = compute_initial_values(specs[NAME], config.model, config.run.seed, (0, 0), shape)
-    for chunk, block in zip(chunks, blocks, strict=True):
+    for shard, block in zip(shards, blocks, strict=True):
         expected = full[3:-2, 32 * block : 32 * block + 32]
-        assert torch.equal(chunk.tensor, torch.from_numpy(expected))
+        assert torch.equal(shard.tensor, torch.from_numpy(expected))
     assert sum(num_sampled) == (shape[0] - 5) * 96
 
 
 def test_nothing_is_sampled_while_graphs_are_extracted(monkeypatch, config) -> None:
     monkeypatch.setenv("NEURON_EXTRACT_GRAPHS_ONLY", "1")
-    monkeypatch.setattr(state_chunks, "compute_initial_values", None)
+    monkeypatch.setattr(state_shards, "compute_initial_values", None)
     specs = {spec.name: spec for spec in list_parameter_specs(config.model)}
-    chunk = build_chunk(specs[NAME].shape, (0, 0), specs[NAME].shape)
-    state_chunks.init_weights([chunk], specs, config, ThreadAxis(0, 1, threading.Barrier(1), {}))
-    assert not chunk.tensor.any()
+    shard = build_shard(specs[NAME].shape, (0, 0), specs[NAME].shape)
+    state_shards.init_weights([shard], specs, config, ThreadAxis(0, 1, threading.Barrier(1), {}))
+    assert not shard.tensor.any()

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hlat.checkpoint.tensor_slice import TensorSlice, is_partition
 from hlat.config.model import ModelConfig
-from hlat.engine.parameter_shards import compute_shard, count_kv_replicas
+from hlat.distributed.parameter_shards import compute_shard, count_kv_replicas
+from hlat.distributed.tensor_slice import TensorSlice, is_partition
 from hlat.model.decoder_spec import list_module_parameters, list_parameter_specs
 
 

@@ -6,16 +6,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from hlat.engine.interface import World
-from hlat.engine.mesh_axis import MeshAxis
-from hlat.engine.process_groups import Partition
-from hlat.parallelism.process_group import ProcessGroup
+from hlat.distributed.mesh_axis import MeshAxis
+from hlat.distributed.object_group import ObjectGroup
+from hlat.distributed.parallel_state import ParallelState
+from hlat.distributed.process_groups import Partition
 
 _WORLD_AXES = ("pp", "dp", "tp")
 """Axes that span all ranks; the last one varies fastest in the rank order."""
 
 
-class MeshProcessGroup(ProcessGroup):
+class MeshObjectGroup(ObjectGroup):
     """All ranks spanned by some axes; the last axis varies fastest in the rank order."""
 
     def __init__(self, axes: list[MeshAxis]) -> None:
@@ -53,19 +53,19 @@ def add_background_axes(partitions: Mapping[str, Partition]) -> dict[str, Partit
     return {**partitions, **background}
 
 
-def build_world(rank: int, axes: Mapping[str, MeshAxis]) -> World:
+def build_parallel_state(rank: int, axes: Mapping[str, MeshAxis]) -> ParallelState:
     """Return the world of a rank, given the mesh axes through it with their background axes."""
     pp, dp, tp = (axes[name] for name in _WORLD_AXES)
-    world = World(
+    world = ParallelState(
         rank=rank,
         dp_rank=dp.rank,
         dp_size=dp.size,
-        model_parallel_group=MeshProcessGroup([pp, tp]) if pp.size * tp.size > 1 else None,
+        model_parallel_group=MeshObjectGroup([pp, tp]) if pp.size * tp.size > 1 else None,
     )
     if pp.size * dp.size * tp.size == 1:
         return world
     return replace(
         world,
-        world_group=MeshProcessGroup([pp, dp, tp]),
-        background_group=MeshProcessGroup([axes[f"background_{name}"] for name in _WORLD_AXES]),
+        world_group=MeshObjectGroup([pp, dp, tp]),
+        background_group=MeshObjectGroup([axes[f"background_{name}"] for name in _WORLD_AXES]),
     )

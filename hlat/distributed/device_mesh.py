@@ -1,4 +1,4 @@
-"""Device mesh of the native engine, and initialization of torch.distributed.
+"""Device mesh of a run, and initialization of torch.distributed.
 
 A rank creates only the process groups that it belongs to, and collectives over all ranks run axis
 by axis, so that a rank's start-up cost does not grow with the world size.
@@ -12,15 +12,15 @@ import torch
 import torch.distributed as dist
 
 from hlat.config.run import Config
-from hlat.engine.mesh_process_group import add_background_axes, build_world
-from hlat.engine.parameter_shards import count_kv_replicas
-from hlat.engine.process_groups import Partition, create_axes
-from hlat.launch_environment import build_rendezvous_environment
-from hlat.parallelism.mesh_coordinates import (
+from hlat.distributed.mesh_coordinates import (
     ParallelDegrees,
     compute_parallel_degrees,
     partition_ranks,
 )
+from hlat.distributed.mesh_object_group import add_background_axes, build_parallel_state
+from hlat.distributed.parameter_shards import count_kv_replicas
+from hlat.distributed.process_groups import Partition, create_axes
+from hlat.distributed.rank_environment import build_rendezvous_environment
 
 _LAZY_GLOO_ENV = "TORCH_GLOO_LAZY_INIT"
 
@@ -46,7 +46,7 @@ class ParallelMesh:
         self.kv = axes.get("kv", self.tp)
         tied = axes.get("tied_embedding")
         self.tied_embedding = tied if tied is not None and tied.size > 1 else None
-        self.world = build_world(rank, axes)
+        self.world = build_parallel_state(rank, axes)
 
     def all_reduce(self, tensor: torch.Tensor) -> None:
         """Sum a tensor over all ranks in place."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from hlat.engine.mesh_axis import MeshAxis
+from hlat.distributed.mesh_axis import MeshAxis
 
 Partition = Sequence[Sequence[int]]
 """Groups of global ranks, in order; each rank is in one of them."""

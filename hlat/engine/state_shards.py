@@ -1,28 +1,28 @@
-"""Tensors of an engine as canonical chunks for the checkpoint store."""
+"""Tensors of an engine as canonical shards for the checkpoint store."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor
 
-from hlat.checkpoint.tensor_chunk import TensorChunk
 from hlat.config.run import Config
+from hlat.distributed.mesh_axis import MeshAxis
+from hlat.distributed.parameter_shards import ParameterShard
+from hlat.distributed.state_shard import StateShard
 from hlat.engine import graph_extraction
-from hlat.engine.mesh_axis import MeshAxis
-from hlat.engine.parameter_shards import ParameterShard
 from hlat.model.canonical_views import iter_row_views
 from hlat.model.parameter_spec import ParameterSpec
 from hlat.model.weight_initialization import CHUNK_SIZE, compute_initial_values
 from hlat.optim.adamw import MOMENTS
 
 
-def iter_chunks(
+def iter_state_shards(
     state: Mapping[str, Tensor],
     shard: ParameterShard,
     specs: Mapping[str, ParameterSpec],
     is_main_replica: bool,
-) -> Iterator[TensorChunk]:
-    """Yield the canonical chunks of a parameter's weights, moments and number of updates.
+) -> Iterator[StateShard]:
+    """Yield the canonical shards of a parameter's weights, moments and number of updates.
 
     Args:
         state: Local tensors `weights` and, in training, moments and `step`, a scalar.
@@ -37,29 +37,26 @@ def iter_chunks(
             size = (rows.num_rows, *(count for _, count in columns))
             saves = is_main_replica and start < shard.num_owned_rows
             shape = specs[rows.name].shape
-            yield TensorChunk(f"{key}/{rows.name}", shape, offset, size, view, saves)
+            yield StateShard(f"{key}/{rows.name}", shape, offset, size, view, saves)
             if "step" in state and key == "weights":
                 saves = saves and not any(offset)
-                yield TensorChunk(f"updates/{rows.name}", (), (), (), state["step"], saves)
+                yield StateShard(f"updates/{rows.name}", (), (), (), state["step"], saves)
 
 
 @torch.no_grad()
 def init_weights(
-    chunks: Iterable[TensorChunk],
-    specs: Mapping[str, ParameterSpec],
-    config: Config,
-    tp: MeshAxis,
+    shards: Iterable[StateShard], specs: Mapping[str, ParameterSpec], config: Config, tp: MeshAxis
 ) -> None:
-    """Fill the chunks of weights with their initial values; all ranks along `tp` call it.
+    """Fill the shards of weights with their initial values; all ranks along `tp` call it.
 
     While graphs are extracted, values do not matter, and are zeros.
     """
-    for chunk in chunks:
-        key, _, name = chunk.name.partition("/")
+    for shard in shards:
+        key, _, name = shard.name.partition("/")
         if key != "weights":
             continue
         if graph_extraction.is_extracting_graphs():
-            chunk.tensor.zero_()
+            shard.tensor.zero_()
             continue
         spec = specs[name]
 
@@ -69,31 +66,29 @@ def init_weights(
             values = compute_initial_values(spec, config.model, config.run.seed, offset, size)
             return torch.from_numpy(values)
 
-        if chunk.size[1:] != chunk.shape[1:]:
-            _init_columns(chunk, sample, tp)
+        if shard.size[1:] != shard.shape[1:]:
+            _init_columns(shard, sample, tp)
         else:
-            chunk.tensor.copy_(sample(chunk.offset, chunk.size).view(chunk.tensor.shape))
+            shard.tensor.copy_(sample(shard.offset, shard.size).view(shard.tensor.shape))
 
 
 def _init_columns(
-    chunk: TensorChunk,
-    sample: Callable[[tuple[int, ...], tuple[int, ...]], Tensor],
-    tp: MeshAxis,
+    shard: StateShard, sample: Callable[[tuple[int, ...], tuple[int, ...]], Tensor], tp: MeshAxis
 ) -> None:
-    """Fill a chunk of columns; the ranks along `tp` have all columns of the same rows.
+    """Fill a shard of columns; the ranks along `tp` have all columns of the same rows.
 
     A random stream fills rows, so that a rank which samples its columns samples all others as well.
     Each rank therefore samples some of the rows, and the ranks exchange the columns.
     """
-    (first_row, first_column), (num_rows, width) = chunk.offset, chunk.size
+    (first_row, first_column), (num_rows, width) = shard.offset, shard.size
     blocks = tp.all_gather(torch.tensor(first_column // width)).tolist()
-    num_sampled = min(-(-num_rows // tp.size), max(1, CHUNK_SIZE // chunk.shape[1]))
-    target = chunk.tensor.view(num_rows, width)
+    num_sampled = min(-(-num_rows // tp.size), max(1, CHUNK_SIZE // shard.shape[1]))
+    target = shard.tensor.view(num_rows, width)
     for start in range(0, num_rows, num_sampled * tp.size):
         first = min(start + tp.rank * num_sampled, num_rows)
         count = min(num_sampled, num_rows - first)
-        rows = torch.zeros(num_sampled, chunk.shape[1])
-        rows[:count] = sample((first_row + first, 0), (count, chunk.shape[1]))
+        rows = torch.zeros(num_sampled, shard.shape[1])
+        rows[:count] = sample((first_row + first, 0), (count, shard.shape[1]))
         by_rank = rows.view(num_sampled, tp.size, width)[:, blocks].transpose(0, 1)
         received = tp.all_to_all(by_rank.contiguous()).view(-1, width)
         target[start : start + len(received)].copy_(received[: num_rows - start])

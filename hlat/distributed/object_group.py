@@ -6,7 +6,7 @@ from itertools import chain
 from typing import Any, Protocol
 
 
-class ProcessGroup(Protocol):
+class ObjectGroup(Protocol):
     """A group of ranks. Every method is a collective: all ranks call it at the same time."""
 
     rank: int
@@ -37,7 +37,7 @@ class ProcessGroup(Protocol):
         """Return True if the flag is set on any rank."""
 
 
-class SingleProcessGroup(ProcessGroup):
+class SingleRankGroup(ObjectGroup):
     """A process group of one rank."""
 
     rank, size = 0, 1
@@ -56,13 +56,13 @@ class SingleProcessGroup(ProcessGroup):
         return flag
 
 
-def broadcast_object(group: ProcessGroup, value: Any) -> Any:
+def broadcast_object(group: ObjectGroup, value: Any) -> Any:
     """Return rank 0's JSON value on all ranks."""
     message = group.broadcast(json.dumps(value).encode() if group.is_rank0 else None)
     return json.loads(message)
 
 
-def run_on_all(group: ProcessGroup, action: Callable[[], Any]) -> list[Any]:
+def run_on_all(group: ObjectGroup, action: Callable[[], Any]) -> list[Any]:
     """Run `action` on all ranks, wait for all, and return `gather_object` of the results.
 
     Raises:
@@ -72,7 +72,7 @@ def run_on_all(group: ProcessGroup, action: Callable[[], Any]) -> list[Any]:
     return results if group.is_rank0 else []
 
 
-def run_on_rank0(group: ProcessGroup, action: Callable[[], Any]) -> Any:
+def run_on_rank0(group: ObjectGroup, action: Callable[[], Any]) -> Any:
     """Run `action` on rank 0 and return its JSON value on all ranks.
 
     Raises:
@@ -89,7 +89,7 @@ def run_on_rank0(group: ProcessGroup, action: Callable[[], Any]) -> Any:
 
 
 def run_and_reduce(
-    group: ProcessGroup, action: Callable[[], Any], merge: Callable[[list[Any]], Any]
+    group: ObjectGroup, action: Callable[[], Any], merge: Callable[[list[Any]], Any]
 ) -> Any:
     """Run `action` on all ranks, wait for all, and return `reduce_object` of the results.
 

@@ -1,0 +1,1 @@
+"""Ranks, device mesh, process groups, parameter shards and pipeline stages."""
