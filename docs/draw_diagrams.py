@@ -27,10 +27,10 @@ LAYERS = [
             "jobs",
         ],
     ),
-    ("studies", ["study", "figures", "plan"]),
+    ("studies", ["study", "figures", "plan", "checkpoint"]),
     ("engines", ["engine/interface", "engine/native", "engine/nxd", "engine/neuron"]),
-    ("parts", ["model", "precision", "optim", "data", "checkpoint", "tracking"]),
-    ("basis", ["storage", "distributed", "training_state"]),
+    ("parts", ["model", "precision", "optim", "data", "tracking"]),
+    ("basis", ["storage", "distributed"]),
     ("configuration", ["config"]),
 ]
 INK, LINE, FILL, LANE = "#1f2933", "#7b8794", "#e8f0fb", "#f5f7fa"

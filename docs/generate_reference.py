@@ -84,7 +84,7 @@ PUBLIC_MODULES = {
         "hlat.config.run",
         "hlat.config.config_errors",
     ),
-    "Training": ("hlat.train", "hlat.training_state", "hlat.optim.lr_schedule"),
+    "Training": ("hlat.train", "hlat.checkpoint.training_state", "hlat.optim.lr_schedule"),
     "Engines": ("hlat.engine.interface", "hlat.engine.engine_factory"),
     "Model": ("hlat.model.decoder", "hlat.model.loss", "hlat.model.decoder_spec"),
     "Precision": ("hlat.precision.stochastic_rounding",),

@@ -81,12 +81,12 @@ def _export(arguments: argparse.Namespace) -> ExitCode:
         pretrained_files,
         training_settings,
     )
+    from hlat.checkpoint.training_state import TrainingState
     from hlat.data import hugging_face_tokenizer
     from hlat.data.tokenizer import Tokenizer
     from hlat.model import hugging_face_config
     from hlat.model.decoder_spec import count_parameters
     from hlat.storage import output_directory, storage_path
-    from hlat.training_state import TrainingState
 
     output = arguments.output
     output_directory.validate_output_is_new(output)

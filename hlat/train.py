@@ -13,16 +13,17 @@ from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig, OmegaConf
 
+from hlat.checkpoint.training_state import TrainingState
 from hlat.config import entry_point
 from hlat.config.config_errors import ExitCode
 from hlat.config.redaction import redact_text
 from hlat.config.resolve import resolve_config
 from hlat.config.run import Config
+from hlat.config.run_steps import compute_total_steps
 from hlat.distributed import exit_record, rank_environment
 from hlat.engine.neuron import neuron_packages
 from hlat.plan.feasibility import validate_feasibility, validate_vocab_size
 from hlat.recovery import signal_handler
-from hlat.training_state import TrainingState, compute_total_steps
 
 if TYPE_CHECKING:
     from hlat.data.data_loader import DataLoader
@@ -57,11 +58,11 @@ def main(composed: DictConfig) -> ExitCode:
 def run_worker(config: Config, config_yaml: str, overrides: list[str]) -> ExitCode:
     """Set up engine, data and tracking, resume, train, and write the report."""
     from hlat.checkpoint import checkpoint_directory, checkpoint_signature
+    from hlat.checkpoint.resume import resume
     from hlat.data.data_loader import build_data_loader
     from hlat.engine.engine_factory import create_engine
     from hlat.recovery import preflight
     from hlat.recovery.fault_tolerance import FaultTolerance
-    from hlat.recovery.resume import resume
     from hlat.report.report_writer import try_write_report
     from hlat.tracking import finished_runs, provenance, run_directory
     from hlat.tracking.run_summary import print_summary

@@ -23,14 +23,15 @@ import torch.distributed.checkpoint as dcp
 from hydra import compose, initialize_config_dir
 
 from benchmarks.common import describe_machine, machine, spread, table, write_between
+from hlat.checkpoint.checkpointer import Checkpointer
+from hlat.checkpoint.training_state import TrainingState
 from hlat.config import compose as composition
 from hlat.config.package_dirs import find_package_dir
 from hlat.config.resolve import resolve_config
 from hlat.config.run import Config
 from hlat.data.packed_sequences import PackedSequences
 from hlat.engine.native.native_engine import NativeEngine
-from hlat.recovery.checkpointer import Checkpointer
-from hlat.training_state import TrainingState
+from hlat.recovery.replica_verification import verify_replicas
 
 HERE = Path(__file__).resolve().parent
 SEQUENCES = {"tiny": (32, 256), "160m": (2, 128)}
@@ -74,7 +75,14 @@ class Ours:
 
     def __init__(self, config: Config, folder: Path, engine: NativeEngine) -> None:
         self._tracker = Tracker()
-        self._checkpointer = Checkpointer(config, folder, engine, Loader(), self._tracker)  # type: ignore[arg-type]
+        self._checkpointer = Checkpointer(
+            config,
+            folder,
+            engine,
+            Loader(),  # type: ignore[arg-type]
+            self._tracker,  # type: ignore[arg-type]
+            verify_replicas,
+        )
         self._step = 0
 
     def save(self) -> Callable[[], bool]:

@@ -128,7 +128,7 @@ def measure_resume(run: SimulatedRun, directory: Path, rank: int) -> dict[str, A
 
 
 def resume_checkpoint(directory: Path, shards: list[Any], group: Any) -> None:
-    """Resume as `hlat.recovery.resume` does."""
+    """Resume as `hlat.checkpoint.resume` does."""
     if not hasattr(retention, "find_newest_checkpoint"):  # the code before
         path, problems = retention.find_newest_valid(directory, process_group=group)
         assert path is not None, problems

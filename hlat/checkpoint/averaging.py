@@ -22,13 +22,13 @@ from hlat.checkpoint import (
 from hlat.checkpoint.checkpoint_manifest import MANIFEST_FILE, CheckpointManifest, TensorRecord
 from hlat.checkpoint.checkpoint_signature import Signer
 from hlat.checkpoint.safetensors_file import DTYPES_BY_NAME, SAFETENSORS_DTYPES
+from hlat.checkpoint.training_state import TrainingState
 from hlat.config.config_errors import ConfigError
 from hlat.config.precision import Dtype
 from hlat.distributed.tensor_slice import TensorSlice, build_full_slice
 from hlat.precision.torch_dtypes import TORCH_DTYPES
 from hlat.storage import durable_files, output_directory
 from hlat.storage.storage_path import StoragePath
-from hlat.training_state import TrainingState
 
 _BLOCK_ELEMENTS = 1 << 20
 _WEIGHTS_FILE = "rank_00000.safetensors"

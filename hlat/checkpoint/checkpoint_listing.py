@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 
 from hlat.checkpoint import checkpoint_directory, checkpoint_lookup, checkpoint_store
 from hlat.checkpoint.checkpoint_manifest import COMMIT_MARKER
+from hlat.checkpoint.training_state import TrainingState
 from hlat.config.config_errors import ConfigError
 from hlat.storage import storage_path
 from hlat.storage.storage_path import TEMPORARY_PREFIX, StoragePath
-from hlat.training_state import TrainingState
 
 AVERAGES_DIR = "averages"
 """Directory of averages, always in the run directory."""

@@ -1,12 +1,19 @@
-"""Validation of checkpoint.start_from before a run is submitted, without torch."""
+"""Validation of the start of a run from a checkpoint, by their settings and without torch."""
 
 from pathlib import Path
 
 from hlat.checkpoint import checkpoint_directory
+from hlat.checkpoint.training_state import TrainingState
+from hlat.config import run_identity
 from hlat.config.config_errors import ConfigError
 from hlat.config.run import Config
+from hlat.config.run_steps import compute_total_steps
 from hlat.storage.bounded_files import load_json
-from hlat.training_state import TrainingState, find_start_problems
+
+_SOURCE_PREFIX, _TOKENIZER_KEY = "data.sources.", "data.tokenizer"
+"""Keys of the fingerprint of the data that depend on the content of files."""
+_SOURCE = "a source"
+"""Value of each source where the content of the files is not compared."""
 
 
 def validate_start(config: Config, run_dir: Path) -> None:
@@ -29,6 +36,56 @@ def validate_start(config: Config, run_dir: Path) -> None:
     if problems := find_start_problems(config, state, str(path)):
         prefix = f"cannot start from checkpoint.start_from at {path}"
         raise ConfigError(*(f"{prefix}: {problem}" for problem in problems))
+
+
+def build_last_state(config: Config) -> TrainingState:
+    """Return the state in the last checkpoint of a run, as far as the settings determine it."""
+    settings = run_identity.collect_data_settings(config.data, config.batch, config.run.seed)
+    sources = {f"{_SOURCE_PREFIX}{name}": _SOURCE for name in config.data.sources}
+    step = compute_total_steps(config)
+    return TrainingState(
+        step=step,
+        tokens=step * config.batch.tokens_per_step,
+        data={"fingerprint": settings | sources},
+        fixed=run_identity.collect_fixed_settings(config),
+        adjustable=run_identity.collect_adjustable_settings(config),
+    )
+
+
+def find_start_problems(
+    config: Config, saved: TrainingState, path: str, is_same_run: bool = False
+) -> list[str]:
+    """Return the reasons why a run cannot start from a checkpoint; empty if it can.
+
+    The content of the data files is compared when the run opens them. `is_same_run` is True for a
+    resume of the run that saved the checkpoint.
+    """
+    if saved.weights_only:
+        return [
+            "it contains weights only, and a run also needs the optimizer state and the position "
+            f"in the data; to start a new run from the weights: hlat export {path} output=DIR, "
+            "then model.init_from=DIR instead of checkpoint.start_from"
+        ]
+    current = build_last_state(config)
+    fixed, remedy = saved.fixed, "set it back or choose another run.name"
+    if not is_same_run:  # a branch may have initial weights of another origin
+        origin = run_identity.INITIAL_WEIGHTS_DEFAULTS
+        fixed = {key: value for key, value in fixed.items() if key not in origin}
+        remedy = "set it back or choose another checkpoint.start_from"
+    problems = [f"{line}; {remedy}" for line in run_identity.find_differences(fixed, current.fixed)]
+    settings = current.data["fingerprint"]
+    recorded = {
+        key: _SOURCE if key.startswith(_SOURCE_PREFIX) else value
+        for key, value in saved.data["fingerprint"].items()
+        if key != _TOKENIZER_KEY
+    }
+    problems += run_identity.compare_data_settings(settings, recorded, config.data.allow_changed)[1]
+    if not is_same_run and current.step <= saved.step:
+        problems.append(
+            f"it has step {saved.step:,}, and the run ends at step {current.step:,}; increase "
+            "run.steps, schedule.total_steps or the phase"
+        )
+    return problems
 
 
 def _find_newest(source: Path) -> Path | None:

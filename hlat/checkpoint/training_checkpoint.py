@@ -10,13 +10,13 @@ from hlat.checkpoint import checkpoint_store
 from hlat.checkpoint.checkpoint_errors import CorruptCheckpointError
 from hlat.checkpoint.checkpoint_manifest import CheckpointManifest
 from hlat.checkpoint.retention import VerifiedCheckpoint
+from hlat.checkpoint.training_state import TrainingState
 from hlat.config.config_errors import ConfigError
 from hlat.config.run_identity import build_saved_model_config
 from hlat.data import data_fingerprint
 from hlat.distributed.object_group import ObjectGroup
 from hlat.model.decoder_spec import list_parameter_specs
 from hlat.optim.adamw import MOMENTS
-from hlat.training_state import TrainingState
 
 
 def load_training_state(checkpoint: VerifiedCheckpoint, group: ObjectGroup) -> TrainingState:

@@ -7,13 +7,13 @@ with another tokenizer than it was trained with generates nonsense.
 from dataclasses import dataclass
 from pathlib import Path
 
+from hlat.checkpoint.training_state import TrainingState
 from hlat.config.config_errors import ConfigError
 from hlat.config.precision import Dtype
 from hlat.config.recorded_config import load_recorded_settings
 from hlat.data.hugging_face_tokenizer import find_tokenizer_file
 from hlat.data.tokenizer import EMBEDDED_FILE
 from hlat.storage.storage_path import StoragePath
-from hlat.training_state import TrainingState
 
 
 @dataclass(frozen=True)

@@ -147,6 +147,15 @@ def _format_remedy(key: str) -> str:
     return f"restore the former, start a new run, or accept it with 'data.allow_changed=[{key}]'"
 
 
+def find_differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Return "key was x, is y" for each setting that differs."""
+    return [
+        f"{key} was {before.get(key)}, is {now.get(key)}"
+        for key in sorted(set(before) | set(now))
+        if before.get(key) != now.get(key)
+    ]
+
+
 def build_default_run_name(config: Config) -> str:
     """Return the model's name and a digest of the settings that determine the result."""
     data = {

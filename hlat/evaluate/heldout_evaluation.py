@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hlat.config.run import Config
+from hlat.config.run_steps import compute_total_steps
 from hlat.data.data_loader import DataLoader
 from hlat.data.heldout_sequences import HeldoutSequences
 from hlat.engine.interface import Engine
@@ -21,7 +22,6 @@ from hlat.evaluate.training_samples import SamplePrompts
 from hlat.inference.inference_model import InferenceModel
 from hlat.tracking.heldout_rows import find_worse_sources
 from hlat.tracking.tracker import Tracker
-from hlat.training_state import compute_total_steps
 
 MAX_LOOP_SHARE = 0.05
 """Share of the computation of the steps between two evaluations that one of them may add."""

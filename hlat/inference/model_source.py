@@ -17,6 +17,7 @@ from hlat.checkpoint import (
 from hlat.checkpoint.checkpoint_directory import format_step_name
 from hlat.checkpoint.checkpoint_manifest import COMMIT_MARKER
 from hlat.checkpoint.pretrained_files import PretrainedFiles, load_pretrained_files
+from hlat.checkpoint.training_state import TrainingState
 from hlat.config import run_identity
 from hlat.config.config_errors import ConfigError
 from hlat.data import prompt_tokenizer
@@ -28,7 +29,6 @@ from hlat.storage import storage_path
 from hlat.storage.durable_files import hash_file
 from hlat.storage.storage_path import StoragePath
 from hlat.tracking.run_directory import EVALUATIONS_DIR
-from hlat.training_state import TrainingState
 
 _TRAINING_CHECKPOINT_DIRS = ("checkpoints", "milestones")
 """Subdirectories of a run with training states, in contrast to averages."""

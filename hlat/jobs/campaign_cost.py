@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 from hlat.config.config_errors import ConfigError
 from hlat.config.run import Config
+from hlat.config.run_steps import compute_total_steps
 from hlat.jobs.campaign_file import Stage
 from hlat.jobs.stage_expansion import ExpandedCampaign, get_start_step
 from hlat.plan import step_time
-from hlat.training_state import compute_total_steps
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hlat.checkpoint.checkpoint_directory import format_step_name, parse_step
+from hlat.checkpoint.start_validation import build_last_state, find_start_problems
 from hlat.config.command_job import build_job_dir
 from hlat.config.compose import compose_config
 from hlat.config.config_errors import ConfigError
@@ -17,6 +18,7 @@ from hlat.config.model_overrides import format_override
 from hlat.config.override_keys import merge_overrides, parse_override_key
 from hlat.config.resolve import resolve_config
 from hlat.config.run import Config
+from hlat.config.run_steps import compute_total_steps, is_milestone
 from hlat.evaluate.eval_request import EvalRequest
 from hlat.evaluate.humaneval import HumanEvalSettings
 from hlat.evaluate.paper_tasks import HUMANEVAL
@@ -27,12 +29,6 @@ from hlat.jobs.campaign_page import PAGE_NAME
 from hlat.jobs.stage_job import StageJob, compute_digest
 from hlat.plan.feasibility import validate_feasibility
 from hlat.tracking.run_directory import EVALUATIONS_DIR
-from hlat.training_state import (
-    build_last_state,
-    compute_total_steps,
-    find_start_problems,
-    is_milestone,
-)
 
 _CAMPAIGN_KEYS = ("run.root", "run.name", "checkpoint.start_from")
 """Keys of runs that the campaign sets."""

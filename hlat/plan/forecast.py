@@ -9,6 +9,7 @@ from hlat.config import mfu
 from hlat.config.config_errors import ConfigError
 from hlat.config.data import EncoderLibrary
 from hlat.config.run import Config
+from hlat.config.run_steps import compute_total_steps
 from hlat.model.decoder_spec import compute_flops_per_token, count_parameters
 from hlat.plan import failure_model, step_time
 from hlat.plan.memory_estimate import (
@@ -18,7 +19,6 @@ from hlat.plan.memory_estimate import (
     get_device_memory_bytes,
 )
 from hlat.plan.step_time import StepTime
-from hlat.training_state import compute_total_steps
 
 TOKENS_PER_CORE_SECOND = {EncoderLibrary.reference: 0.59e6, EncoderLibrary.fast: 6.5e6}
 """Tokenization speed of one core, measured end to end (docs/data.md)."""

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from hlat.config.config_errors import ConfigError
 from hlat.config.run import Config
+from hlat.config.run_steps import compute_total_steps
 from hlat.config.study import StudyConfig
 from hlat.model.decoder_spec import compute_flops_per_token
 from hlat.plan import step_time
 from hlat.study.power import compute_detectable_difference
 from hlat.study.sequential_test import compute_sequential_detectable_difference
 from hlat.study.study_analysis import Point, find_baselines
-from hlat.training_state import compute_total_steps
 
 SEED_KEY = "run.seed"
 

@@ -5,20 +5,22 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from hlat.checkpoint.checkpointer import Checkpointer
+from hlat.checkpoint.training_state import TrainingState
 from hlat.config.config_errors import ExitCode
 from hlat.config.run import Config
+from hlat.config.run_steps import compute_total_steps
 from hlat.data.data_loader import DataLoader
 from hlat.distributed import heartbeat
 from hlat.engine import graph_extraction
 from hlat.engine.interface import Engine, StepMetrics
 from hlat.recovery import periodic_checks
-from hlat.recovery.checkpointer import Checkpointer
+from hlat.recovery.replica_verification import verify_replicas
 from hlat.recovery.rollback_policy import NextAction, RollbackPolicy
 from hlat.recovery.signal_handler import DUPLICATE_SIGNAL_WINDOW_S, SignalHandler
 from hlat.recovery.slow_step_notice import SlowStepNotice
 from hlat.recovery.step_watchdog import StepWatchdog
 from hlat.tracking.tracker import Tracker
-from hlat.training_state import TrainingState, compute_total_steps
 
 
 class FaultTolerance:
@@ -29,7 +31,7 @@ class FaultTolerance:
     ) -> None:
         self._config, self._engine, self._tracker = config, engine, tracker
         self._loader = loader
-        self._checkpointer = Checkpointer(config, run_dir, engine, loader, tracker)
+        self._checkpointer = Checkpointer(config, run_dir, engine, loader, tracker, verify_replicas)
         self._rollback_policy = RollbackPolicy(config, run_dir, engine, loader, tracker)
         self._watchdog = StepWatchdog(config.recovery, run_dir, engine.world.rank)
         is_supervised = heartbeat.open_heartbeat() is not None

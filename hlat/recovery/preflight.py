@@ -18,6 +18,7 @@ from hlat.config.config_errors import ConfigError, ExitCode, MissingDeviceError
 from hlat.config.engine import EngineBackend
 from hlat.config.hardware import HardwareConfig
 from hlat.config.run import Config
+from hlat.config.run_steps import compute_total_steps
 from hlat.distributed import rank_environment
 from hlat.distributed.object_group import ObjectGroup, broadcast_object
 from hlat.engine import graph_extraction
@@ -34,7 +35,6 @@ from hlat.recovery.preflight_checks import (
     parse_rank_report,
 )
 from hlat.tracking.tracker import Tracker
-from hlat.training_state import compute_total_steps
 
 _NUM_CLOCK_ROUNDS = 3
 _SLOW_STEP_S = 10.0

@@ -13,15 +13,16 @@ from typing import Any
 
 from hlat.checkpoint import checkpoint_store, retention, training_checkpoint
 from hlat.checkpoint.checkpoint_directory import build_checkpoint_root, parse_step
+from hlat.checkpoint.resume import load_skipped_batches
 from hlat.checkpoint.retention import VerifiedCheckpoint
+from hlat.checkpoint.training_state import TrainingState
 from hlat.config.run import Config
+from hlat.config.run_steps import compute_total_steps
 from hlat.data.data_loader import DataLoader
 from hlat.distributed.object_group import broadcast_object
 from hlat.engine.interface import Engine, StepMetrics
-from hlat.recovery.resume import load_skipped_batches
 from hlat.recovery.spike_detector import SpikeDetector, is_finite
 from hlat.tracking.tracker import Tracker
-from hlat.training_state import TrainingState, compute_total_steps
 
 
 class NextAction(enum.Enum):

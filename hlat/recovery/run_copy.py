@@ -12,13 +12,13 @@ from hlat.checkpoint import checkpoint_directory
 from hlat.checkpoint.checkpoint_manifest import COMMIT_MARKER
 from hlat.config.config_errors import ConfigError
 from hlat.config.run import Config
+from hlat.config.run_steps import compute_total_steps
 from hlat.distributed import rank_environment
 from hlat.storage import durable_files, storage_path
 from hlat.storage.remote_path import RemotePath
 from hlat.storage.storage_path import StoragePath
 from hlat.tracking import finished_runs, run_directory
 from hlat.tracking.jsonl_log import open_events_log, open_metrics_log
-from hlat.training_state import compute_total_steps
 
 _CHECKPOINT_DIRS = ("checkpoints", "milestones")
 

@@ -7,10 +7,10 @@ from statistics import median
 
 from hlat.config.run import Config
 from hlat.config.run_identity import flatten_model
+from hlat.config.run_steps import compute_total_steps
 from hlat.study.index_file import load_run_list
 from hlat.study.power import estimate_difference_std
 from hlat.study.run_row import RunRow, Settings
-from hlat.training_state import compute_total_steps
 
 _IGNORED_GROUPS = ("run", "study", "tracking", "checkpoint", "recovery")
 """Groups of settings that do not distinguish the points of a study."""

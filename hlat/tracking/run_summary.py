@@ -6,12 +6,12 @@ from hlat.config import entry_point
 from hlat.config.config_errors import ExitCode
 from hlat.config.redaction import redact_text
 from hlat.config.run import Config
+from hlat.config.run_steps import compute_extension
 from hlat.storage.progress_bar import print_line
 from hlat.tracking.heldout_rows import find_worse_sources, get_loop_row
 from hlat.tracking.jsonl_log import open_events_log
 from hlat.tracking.lost_work import START_EVENTS
 from hlat.tracking.row_validation import Row, get_mean
-from hlat.training_state import compute_extension
 
 _HEADLINES = {
     ExitCode.FINISHED: "complete at step {step}",

@@ -13,6 +13,7 @@ from hlat.config import mfu
 from hlat.config.recorded_config import redact
 from hlat.config.redaction import redact_data, redact_text
 from hlat.config.run import Config
+from hlat.config.run_steps import compute_total_steps
 from hlat.model.decoder_spec import compute_flops_per_token
 from hlat.storage.progress_bar import print_line
 from hlat.tracking import (
@@ -28,7 +29,6 @@ from hlat.tracking.jsonl_log import NullLog, open_events_log, open_metrics_log
 from hlat.tracking.metric_logger import MetricLogger, RunInfo
 from hlat.tracking.neuron_monitor import NeuronMonitor
 from hlat.tracking.row_validation import Row
-from hlat.training_state import compute_total_steps
 
 
 class Tracker:

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from hlat.config.config_errors import ExitCode, escape_control_characters
+from hlat.config.run_steps import compute_total_steps
 from hlat.tracking.text_format import format_duration
-from hlat.training_state import compute_total_steps
 
 from .._sweep_points import SweepPoint, format_swept
 from ._sweep_time_left import SweepTimeLeft

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from hlat.config.run_steps import compute_total_steps
 from hlat.model.decoder_spec import compute_flops_per_token
-from hlat.training_state import compute_total_steps
 
 from .._sweep_points import SweepPoint
 

@@ -14,11 +14,11 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 LAYERS = {
     "config": 0,
-    **dict.fromkeys(("storage", "distributed", "training_state"), 1),
-    **dict.fromkeys(("model", "precision", "optim", "data", "checkpoint", "tracking"), 2),
+    **dict.fromkeys(("storage", "distributed"), 1),
+    **dict.fromkeys(("model", "precision", "optim", "data", "tracking"), 2),
     **dict.fromkeys(("engine", "study"), 3),
     **dict.fromkeys(("prepare", "evaluate", "jobs", "report", "recovery", "doctor"), 4),
-    **dict.fromkeys(("figures", "inference", "plan"), 4),
+    **dict.fromkeys(("checkpoint", "figures", "inference", "plan"), 4),
     **dict.fromkeys(("__main__", "train", "average", "export", "precompile", "api"), 5),
 }
 ENTRIES = {name for name, layer in LAYERS.items() if layer == 5}

@@ -13,6 +13,7 @@ from pathlib import Path
 from hydra import compose, initialize_config_dir
 
 from hlat.checkpoint import checkpoint_directory, checkpoint_store
+from hlat.checkpoint.training_state import TrainingState
 from hlat.config import compose as composition
 from hlat.config.package_dirs import find_package_dir
 from hlat.config.resolve import resolve_config
@@ -20,7 +21,6 @@ from hlat.config.run import Config
 from hlat.data.data_loader import DataLoader, build_data_loader, merge_state_dicts
 from hlat.engine.interface import Engine
 from hlat.engine.native.native_engine import NativeEngine
-from hlat.training_state import TrainingState
 from tests.faults.trials import SMALL, Workspace
 
 RECIPES = ("fp32", "bf16_sr", "mixed")

@@ -15,6 +15,7 @@ from hlat.checkpoint.checkpoint_directory import load_checkpoint_root
 from hlat.checkpoint.checkpoint_lookup import find_checkpoint_root
 from hlat.checkpoint.nxd_rank_files import NxdRankFiles
 from hlat.checkpoint.pretrained_files import load_pretrained_files
+from hlat.checkpoint.training_state import TrainingState
 from hlat.config import compose
 from hlat.config.model import ModelConfig
 from hlat.config.precision import Dtype
@@ -22,7 +23,6 @@ from hlat.distributed.state_shard import StateShard
 from hlat.model import hugging_face_config
 from hlat.model.decoder_spec import list_parameter_specs
 from hlat.model.families import FAMILY_NAMES
-from hlat.training_state import TrainingState
 from tests.fuzz.fuzzer import Target
 from tests.fuzz.mutations import (
     either,

@@ -8,6 +8,7 @@ from unittest import mock
 
 from omegaconf import OmegaConf
 
+from hlat.checkpoint.resume import load_skipped_batches
 from hlat.config.compose import compose_config
 from hlat.config.recorded_config import load_recorded_settings, parse_run_config
 from hlat.config.resolve import resolve_config
@@ -15,7 +16,6 @@ from hlat.config.run import Config
 from hlat.distributed.object_group import SingleRankGroup
 from hlat.evaluate import evaluation_results, humaneval
 from hlat.figures.report_figure import ReportFigure
-from hlat.recovery.resume import load_skipped_batches
 from hlat.report import evaluation_items, score_tables
 from hlat.report.report_writer import render_report
 from hlat.study import run_comparison

@@ -10,9 +10,9 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 
+from hlat.checkpoint.checkpointer import Checkpointer
 from hlat.engine.native.native_engine import NativeEngine
 from hlat.evaluate import heldout_evaluation
-from hlat.recovery.checkpointer import Checkpointer
 from hlat.recovery.step_watchdog import StepWatchdog
 from hlat.study.run_record import load_run_record
 from tests.run.test_processes import broken, inject
@@ -419,7 +419,7 @@ def test_allow_more_time_for_evaluations_and_saves_than_for_steps(runner, monkey
     "slow",
     [
         "import hlat.evaluate.heldout_evaluation as m; name = 'evaluate_heldout'",
-        "import hlat.recovery.checkpointer as c; m = c.Checkpointer; name = 'save'",
+        "import hlat.checkpoint.checkpointer as c; m = c.Checkpointer; name = 'save'",
     ],
 )
 def test_evaluations_and_saves_may_exceed_the_step_timeout(runner, tmp_path, slow):

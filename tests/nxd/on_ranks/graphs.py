@@ -7,11 +7,11 @@ from unittest import mock
 
 import torch
 
+from hlat.checkpoint.checkpointer import Checkpointer
 from hlat.config.run import Config
 from hlat.data.packed_sequences import PackedSequences, compute_document_ids
 from hlat.engine.device_checks import BurnInConfig
 from hlat.engine.nxd.nxd_engine import NxdEngine
-from hlat.recovery.checkpointer import Checkpointer
 from tests.distributed.checks import EOS, RATE, batches, shard_batch
 from tests.nxd.support.graphs import recorded
 

@@ -7,10 +7,10 @@ from typing import Any
 from unittest import mock
 
 import hlat.train
+from hlat.checkpoint.checkpointer import Checkpointer
 from hlat.config.run import Config
 from hlat.engine.nxd import nxd_engine
 from hlat.engine.nxd.nxd_engine import NxdEngine
-from hlat.recovery.checkpointer import Checkpointer
 
 Part = tuple[str, int, int]
 """Name, private bytes at its start, and increase of the resident bytes up to their peak."""

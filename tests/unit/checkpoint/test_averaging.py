@@ -25,10 +25,10 @@ from hlat.checkpoint.averaging import (
     write_average,
 )
 from hlat.checkpoint.checkpoint_errors import CorruptCheckpointError
+from hlat.checkpoint.training_state import TrainingState
 from hlat.config.config_errors import ConfigError
 from hlat.config.precision import Dtype
 from hlat.distributed.state_shard import StateShard
-from hlat.training_state import TrainingState
 
 SHAPES = {"embedding": (37, 16), "norm": (16,), "head": (9, 16)}
 FIXED = {"model.num_layers": 2}

@@ -10,11 +10,11 @@ import torch
 from hlat.checkpoint import averaging, checkpoint_lookup, checkpoint_signature, retention
 from hlat.checkpoint.checkpoint_errors import CorruptCheckpointError
 from hlat.checkpoint.checkpoint_store import save_checkpoint, verify_checkpoint
+from hlat.checkpoint.training_state import TrainingState
 from hlat.config.checkpoint import CheckpointConfig
 from hlat.config.config_errors import ConfigError
 from hlat.distributed.state_shard import StateShard
 from hlat.storage import durable_files, storage_path
-from hlat.training_state import TrainingState
 
 
 @pytest.fixture

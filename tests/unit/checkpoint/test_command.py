@@ -11,6 +11,7 @@ import torch
 
 from hlat.checkpoint import __main__ as command
 from hlat.checkpoint import checkpoint_directory, checkpoint_store, retention
+from hlat.checkpoint.training_state import TrainingState
 from hlat.config.model import ModelConfig
 from hlat.config.run import RunConfig
 from hlat.config.run_identity import flatten_model
@@ -19,7 +20,6 @@ from hlat.distributed.state_shard import StateShard
 from hlat.model.decoder_spec import list_parameter_specs
 from hlat.optim.adamw import MOMENTS
 from hlat.tracking import run_directory
-from hlat.training_state import TrainingState
 from tests.support.sealed_checkpoint import seal_checkpoint
 
 MODEL = ModelConfig("tiny", 1, 2, 2, 1, 1, 3)

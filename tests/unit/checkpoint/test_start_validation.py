@@ -1,14 +1,19 @@
 """Validation of checkpoint.start_from before a run is submitted."""
 
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 
-from hlat.checkpoint.start_validation import validate_start
+from hlat.checkpoint.start_validation import (
+    build_last_state,
+    find_start_problems,
+    validate_start,
+)
+from hlat.checkpoint.training_state import TrainingState
 from hlat.config.config_errors import ConfigError
 from hlat.config.resolve import resolve_config
-from hlat.training_state import build_last_state
 
 
 @pytest.fixture
@@ -54,3 +59,41 @@ def test_a_missing_or_damaged_checkpoint_is_left_to_the_run(
         file.write_text(content)
     validate_start(resolve(f"checkpoint.start_from={first}", "run.seed=3"), tmp_path / "second")
     validate_start(resolve("checkpoint.start_from=/nowhere", "run.seed=3"), tmp_path / "second")
+
+
+def test_start_problems_by_what_a_checkpoint_contains(compose):
+    """A campaign compares two configurations, and a run its own one with a checkpoint."""
+
+    def find(*overrides: str, saved: TrainingState | None = None, same: bool = False) -> list[str]:
+        config = resolve_config(compose("run.steps=20", *overrides))
+        return find_start_problems(config, saved or before, "PATH", same)
+
+    before = build_last_state(resolve_config(compose("run.steps=10")))
+    assert find() == find("optimizer.lr=1") == find("run.steps=10", same=True) == []
+    imported = dataclasses.replace(before, fixed=before.fixed | {"model.init_from": "x"})
+    assert find(saved=imported) == []
+    assert "model.init_from was x, is None" in find(saved=imported, same=True)[0]
+    (problem,) = find("run.steps=10")
+    assert problem.startswith("it has step 10, and the run ends at step 10; increase run.steps")
+    changed = ("batch.sequence_length=32", "batch.global_batch_size=4", "run.seed=3")
+    assert [line.partition(":")[0] for line in find(*changed)] == [
+        "batch.global_batch_size",
+        "batch.sequence_length",
+        "run.seed",
+    ]
+    accepted = "data.allow_changed=[run.seed,batch.sequence_length]"
+    assert len(find(*changed, accepted)) == 2, "never the batch"
+    (problem,) = find("~data.sources.code")
+    assert problem.startswith("data.sources.code: the checkpoint was written with a source, this")
+    (problem,) = find("model.hidden_size=64")
+    assert "model.hidden_size was 128, is 64; set it back" in problem
+    (problem,) = find(saved=dataclasses.replace(before, weights_only=True))
+    assert "hlat export PATH output=DIR, then model.init_from=DIR" in problem
+
+
+def test_hashes_of_files_are_not_compared_before_they_are_opened(compose):
+    config = resolve_config(compose("run.steps=10"))
+    saved = build_last_state(config)
+    hashes = {"data.tokenizer": "sha", "data.sources.code": {"rows": 3}}
+    saved.data["fingerprint"].update(hashes)
+    assert find_start_problems(config, saved, "PATH", is_same_run=True) == []

@@ -13,8 +13,8 @@ from hlat.config.run_identity import (
     build_saved_model_config,
     collect_adjustable_settings,
     collect_fixed_settings,
+    find_differences,
 )
-from hlat.training_state import find_differences
 
 SAME = [
     "run.steps=7",

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from hlat.checkpoint import checkpoint_store
+from hlat.checkpoint.checkpointer import Checkpointer
+from hlat.checkpoint.training_state import TrainingState
 from hlat.config.resolve import resolve_config
 from hlat.distributed.object_group import SingleRankGroup
 from hlat.distributed.state_shard import StateShard
-from hlat.recovery.checkpointer import Checkpointer
-from hlat.training_state import TrainingState
 
 CHUNKS = [StateShard("weights/w", (3,), (0,), (3,), torch.ones(3))]
 
@@ -35,7 +35,7 @@ def write(compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def write(step: int, first_bad_step: int | None, *more: str):
         config = resolve_config(compose(*base, *more))
         engine = SimpleNamespace(world=world)
-        checkpointer = Checkpointer(config, tmp_path, engine, Mock(), Mock())
+        checkpointer = Checkpointer(config, tmp_path, engine, Mock(), Mock(), Mock())
         state = TrainingState(step, step * 1000).to_json()
         return checkpointer._write_checkpoint(step, CHUNKS, state, first_bad_step)
 

@@ -18,9 +18,12 @@ from hlat.checkpoint import (
 )
 from hlat.checkpoint.checkpoint_errors import CorruptCheckpointError
 from hlat.checkpoint.retention import VerifiedCheckpoint
+from hlat.checkpoint.start_validation import find_start_problems
+from hlat.checkpoint.training_state import TrainingState
 from hlat.config import run_identity
 from hlat.config.config_errors import ConfigError
 from hlat.config.run import Config
+from hlat.config.run_steps import compute_total_steps
 from hlat.data.data_loader import DataLoader
 from hlat.data.prompt_tokenizer import find_added_bos_token
 from hlat.distributed.object_group import ObjectGroup, broadcast_object
@@ -28,12 +31,6 @@ from hlat.engine.interface import Engine
 from hlat.storage.storage_path import StoragePath, parse_storage_path
 from hlat.tracking import finished_runs
 from hlat.tracking.tracker import Tracker
-from hlat.training_state import (
-    TrainingState,
-    compute_total_steps,
-    find_differences,
-    find_start_problems,
-)
 
 
 def resume(
@@ -71,7 +68,7 @@ def resume(
     if problems := find_start_problems(config, state, str(path), is_same_run):
         action = "resume from" if is_same_run else "start from checkpoint.start_from at"
         raise ConfigError(*(f"cannot {action} {path}: {problem}" for problem in problems))
-    changed = find_differences(state.adjustable, initial.adjustable)
+    changed = run_identity.find_differences(state.adjustable, initial.adjustable)
     changed += loader.load_state_dict(state.data)
     loader.skip_batches(load_skipped_batches(config, group, tracker))
     checkpoint_store.load_checkpoint(path, engine.state_shards(), manifest)

@@ -6,6 +6,7 @@ run. Results are logged from the training thread, because the run's record has a
 
 import dataclasses
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,16 +18,16 @@ from hlat.checkpoint import checkpoint_store, retention
 from hlat.checkpoint.checkpoint_directory import build_checkpoint_root
 from hlat.checkpoint.checkpoint_signature import load_signer
 from hlat.checkpoint.host_staging import HostStagingBuffer
+from hlat.checkpoint.training_state import TrainingState
 from hlat.config.run import Config
+from hlat.config.run_steps import is_milestone
 from hlat.data.data_loader import DataLoader, merge_state_dicts
 from hlat.distributed.object_group import broadcast_object
 from hlat.distributed.state_shard import StateShard
 from hlat.engine import graph_extraction
 from hlat.engine.interface import Engine
-from hlat.recovery import replica_verification
 from hlat.storage.storage_path import StoragePath
 from hlat.tracking.tracker import Tracker
-from hlat.training_state import TrainingState, is_milestone
 
 _DISK_FULL_ERRORS = (ENOSPC, EDQUOT)
 _CLOSE_TIMEOUT_S = 60
@@ -47,9 +48,17 @@ class Checkpointer:
     """Writer of checkpoints, with at most one save in progress."""
 
     def __init__(
-        self, config: Config, run_dir: Path, engine: Engine, loader: DataLoader, tracker: Tracker
+        self,
+        config: Config,
+        run_dir: Path,
+        engine: Engine,
+        loader: DataLoader,
+        tracker: Tracker,
+        verify_replicas: Callable[[Engine, Tracker, int], bool],
     ) -> None:
+        """Create a writer; `verify_replicas` returns False if a step must not be saved."""
         self._config, self._engine, self._loader, self._tracker = config, engine, loader, tracker
+        self._verify_replicas = verify_replicas
         root = build_checkpoint_root(run_dir, config.checkpoint.destination)
         self._checkpoints_dir, self._milestones_dir = root / "checkpoints", root / "milestones"
         is_rank0 = engine.world.background_group.is_rank0
@@ -84,7 +93,7 @@ class Checkpointer:
             self._trace_save_and_restore()
             return True
         start = time.perf_counter()
-        if not replica_verification.verify_replicas(self._engine, self._tracker, state.step):
+        if not self._verify_replicas(self._engine, self._tracker, state.step):
             return False
         state_json = self._build_state(state)
         result = Future[_SaveResult]()

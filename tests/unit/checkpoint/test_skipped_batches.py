@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from hlat.checkpoint.resume import load_skipped_batches
 from hlat.config.config_errors import ConfigError
 from hlat.distributed.object_group import SingleRankGroup
-from hlat.recovery.resume import load_skipped_batches
 
 
 def load(*bounds: object) -> list[range]:
