@@ -23,7 +23,7 @@ from benchmarks.common import describe_machine, machine, table, write_between
 from benchmarks.faults import damage
 from benchmarks.faults.contestants import ALL, Contestant, State
 from hlat.checkpoint.checkpoint_store import format_step_name
-from hlat.checkpoint.retention import find_newest_valid
+from tests.support.newest_checkpoint import find_newest_valid
 
 HERE = Path(__file__).resolve().parent
 LIBRARIES = ["torch", "safetensors", "orbax-checkpoint", "tensorstore", "jax"]

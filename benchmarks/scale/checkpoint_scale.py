@@ -11,7 +11,12 @@ from unittest import mock
 import torch
 
 from benchmarks.scale.simulated_ranks import SimulatedMesh, SimulatedRun
-from hlat.checkpoint import checkpoint_manifest, checkpoint_store, retention, safetensors_file
+from hlat.checkpoint import (
+    checkpoint_lookup,
+    checkpoint_manifest,
+    checkpoint_store,
+    safetensors_file,
+)
 from hlat.storage import durable_files
 from hlat.storage.durable_files import FileRecord
 
@@ -129,13 +134,7 @@ def measure_resume(run: SimulatedRun, directory: Path, rank: int) -> dict[str, A
 
 def resume_checkpoint(directory: Path, shards: list[Any], group: Any) -> None:
     """Resume as `hlat.checkpoint.resume` does."""
-    if not hasattr(retention, "find_newest_checkpoint"):  # the code before
-        path, problems = retention.find_newest_valid(directory, process_group=group)
-        assert path is not None, problems
-        checkpoint_store.load_state_json(path)
-        checkpoint_store.load_checkpoint(path, shards)
-        return
-    newest, problems = retention.find_newest_checkpoint(directory, process_group=group)
+    newest, problems = checkpoint_lookup.find_newest_checkpoint(directory, process_group=group)
     assert newest is not None, problems
     checkpoint_store.load_shared_state(newest.path, newest.manifest, group)
     checkpoint_store.load_checkpoint(newest.path, shards, newest.manifest)

@@ -176,7 +176,6 @@ def _verify_checkpoints(
         checkpoint_listing,
         checkpoint_lookup,
         checkpoint_store,
-        retention,
         training_checkpoint,
     )
     from hlat.checkpoint.checkpoint_errors import CorruptCheckpointError
@@ -195,7 +194,9 @@ def _verify_checkpoints(
     with closing(ProgressBar("verifying", sum(entry.num_bytes for entry in chosen))) as progress:
         for entry in chosen:
             try:
-                found = retention.verify_on_all_ranks(entry.path, group, progress.add, trusted_keys)
+                found = checkpoint_lookup.verify_on_all_ranks(
+                    entry.path, group, progress.add, trusted_keys
+                )
                 training_checkpoint.load_training_state(found, group)
                 if sign is not None:
                     checkpoint_store.sign_checkpoint(entry.path, sign)
@@ -227,7 +228,7 @@ def _prune_run(run_dir: Path, keep: tuple[int, int | None], confirmed: bool) -> 
 def _prune_or_preview(
     checkpoint_root: "StoragePath", keep: tuple[int, int | None], confirmed: bool
 ) -> int:
-    from hlat.checkpoint import checkpoint_listing, retention
+    from hlat.checkpoint import checkpoint_listing, checkpoint_lookup, retention
     from hlat.storage.progress_bar import ProgressBar, format_bytes
 
     directory = checkpoint_root / "checkpoints"
@@ -235,15 +236,17 @@ def _prune_or_preview(
         entry.path: entry.num_bytes for entry in checkpoint_listing.list_checkpoints(directory)
     }
     with closing(ProgressBar("verifying the newest", [*sizes.values()][-1])) as progress:
-        newest, refused = retention.find_newest_valid(directory, on_progress=progress.add)
+        found, refused = checkpoint_lookup.find_newest_checkpoint(
+            directory, on_progress=progress.add
+        )
     for reason in refused:
         print(f"WARNING: {reason}", file=sys.stderr)
-    if newest is None:
+    if found is None:
         print(f"{checkpoint_root} has no valid checkpoint; nothing is removed", file=sys.stderr)
         return ExitCode.FAILED
-    removed = retention.list_prunable(directory, newest, *keep)
+    removed = retention.list_prunable(directory, found.path, *keep)
     if confirmed:
-        removed = retention.prune_checkpoints(directory, *keep, verified=newest)
+        removed = retention.prune_checkpoints(directory, *keep, verified=found.path)
     verb = "removed" if confirmed else "would remove"
     for path in removed:
         print(f"{verb} {_format_name(path, checkpoint_root)}  {format_bytes(sizes.get(path, 0))}")

@@ -173,6 +173,20 @@ def list_steps(checkpoints_dir: StoragePath) -> dict[int, StoragePath]:
     return {step: steps[step] for step in sorted(steps) if has_checkpoint(steps[step])}
 
 
+def list_newest_first(
+    checkpoints_dir: StoragePath, before_step: int | None = None
+) -> list[StoragePath]:
+    """Return the committed checkpoints, those before a step if it is given, the newest first."""
+    steps = reversed(list_steps(checkpoints_dir).items())
+    return [path for step, path in steps if before_step is None or step < before_step]
+
+
+def find_checkpoints_dir(checkpoint_root: StoragePath) -> StoragePath:
+    """Return `checkpoints/` of a root; the root itself if it contains the checkpoints."""
+    directory = checkpoint_root / "checkpoints"
+    return directory if directory.is_dir() else checkpoint_root
+
+
 def list_incomplete_dirs(checkpoints_dir: StoragePath) -> list[StoragePath]:
     """Return the remains of interrupted writes; call this only while no save is running."""
     if isinstance(checkpoints_dir, Path):

@@ -1,13 +1,100 @@
-"""Lookup of the checkpoint for a run directory, checkpoint directory or URL."""
+"""Selection of a checkpoint: the newest valid one of a directory, or that of a run, step or URL."""
 
 import difflib
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
-from hlat.checkpoint import checkpoint_directory, checkpoint_store, retention
+from hlat.checkpoint import checkpoint_directory, checkpoint_store
+from hlat.checkpoint.checkpoint_errors import CorruptCheckpointError
+from hlat.checkpoint.checkpoint_manifest import CheckpointManifest
 from hlat.config.config_errors import ConfigError
+from hlat.distributed.object_group import (
+    ObjectGroup,
+    SingleRankGroup,
+    broadcast_object,
+    run_and_reduce,
+    run_on_rank0,
+)
 from hlat.storage import storage_path
 from hlat.storage.remote_path import StorageUnavailableError
 from hlat.storage.storage_path import StoragePath
+
+
+@dataclass(frozen=True)
+class VerifiedCheckpoint:
+    """Checkpoint with contents that match its hashes, and its manifest."""
+
+    path: StoragePath
+    manifest: CheckpointManifest
+
+
+def find_newest_checkpoint(
+    checkpoints_dir: StoragePath,
+    before_step: int | None = None,
+    verified: StoragePath | None = None,
+    on_progress: Callable[[int], None] = lambda _: None,
+    process_group: ObjectGroup | None = None,
+    trusted_keys: str | None = None,
+) -> tuple[VerifiedCheckpoint | None, list[str]]:
+    """Find the newest committed checkpoint whose contents match its hashes.
+
+    Returns the checkpoint or None, and one message for each newer one that is damaged.
+
+    Args:
+        checkpoints_dir: Directory of the run's checkpoints; it may not exist.
+        before_step: If given, only earlier steps are considered.
+        verified: Checkpoint that the caller has just written or read; only its manifest is read.
+        on_progress: Called with the number of bytes of each read.
+        process_group: Ranks that divide the files and all call this function; by default one.
+        trusted_keys: File of public keys, with one of which the checkpoint must be signed.
+
+    Raises:
+        OSError: If the directory cannot be listed or a store does not respond.
+    """
+    group, problems = process_group or SingleRankGroup(), list[str]()
+
+    def list_names() -> list[str]:
+        paths = checkpoint_directory.list_newest_first(checkpoints_dir, before_step)
+        return [path.name for path in paths]
+
+    for path in (checkpoints_dir / name for name in run_on_rank0(group, list_names)):
+        try:
+            if path == verified:
+                manifest = checkpoint_store.load_shared_manifest(path, group)
+                return VerifiedCheckpoint(path, manifest), problems
+            return verify_on_all_ranks(path, group, on_progress, trusted_keys), problems
+        except CorruptCheckpointError as error:
+            problems.append(f"checkpoint {path.name} is rejected: {error}")
+    return None, problems
+
+
+def verify_on_all_ranks(
+    path: StoragePath,
+    process_group: ObjectGroup,
+    on_progress: Callable[[int], None] = lambda _: None,
+    trusted_keys: str | None = None,
+) -> VerifiedCheckpoint:
+    """Verify a checkpoint with all ranks of a group, each of which reads some of the files.
+
+    Raises:
+        CorruptCheckpointError: On all ranks, if the checkpoint is damaged on any.
+        OSError: On all ranks, if a store does not respond.
+    """
+    manifest = checkpoint_store.load_shared_manifest(path, process_group, trusted_keys)
+    names = [*manifest.files][process_group.rank :: process_group.size]
+
+    def find_problem() -> str | None:
+        try:
+            checkpoint_store.verify_files(path, manifest, names, on_progress)
+        except CorruptCheckpointError as error:
+            return str(error)
+        return None
+
+    problem = run_and_reduce(process_group, find_problem, lambda found: found[0])
+    if (problem := broadcast_object(process_group, problem)) is not None:
+        raise CorruptCheckpointError(problem)
+    return VerifiedCheckpoint(path, manifest)
 
 
 def find_checkpoint(
@@ -75,16 +162,12 @@ def _find_in_root(
             )
         checkpoint_store.verify_checkpoint(checkpoint_root, trusted_keys=trusted_keys)
         return checkpoint_root, []
-    checkpoints_dir = checkpoint_root / "checkpoints"
-    if not checkpoints_dir.is_dir():
-        checkpoints_dir = checkpoint_root
+    checkpoints_dir = checkpoint_directory.find_checkpoints_dir(checkpoint_root)
     paths = checkpoint_directory.list_steps(checkpoints_dir)
     if not paths:
         raise build_no_checkpoint_error(checkpoint_root)
     if step is None:
-        newest, problems = retention.find_newest_checkpoint(
-            checkpoints_dir, trusted_keys=trusted_keys
-        )
+        newest, problems = find_newest_checkpoint(checkpoints_dir, trusted_keys=trusted_keys)
         if newest is None:
             raise ConfigError(*problems, f"{checkpoint_root} contains no valid checkpoint")
         return newest.path, problems

@@ -13,11 +13,10 @@ from hlat.checkpoint import (
     checkpoint_lookup,
     checkpoint_store,
     pretrained_weights,
-    retention,
     training_checkpoint,
 )
 from hlat.checkpoint.checkpoint_errors import CorruptCheckpointError
-from hlat.checkpoint.retention import VerifiedCheckpoint
+from hlat.checkpoint.checkpoint_lookup import VerifiedCheckpoint
 from hlat.checkpoint.start_validation import find_start_problems
 from hlat.checkpoint.training_state import TrainingState
 from hlat.config import run_identity
@@ -153,7 +152,7 @@ def _find_checkpoint(
 ) -> tuple[VerifiedCheckpoint | None, list[str]]:
     """Return the checkpoint to load, if any, and the reasons for refusing newer ones."""
     trusted_keys = config.checkpoint.trusted_keys
-    newest, refused = retention.find_newest_checkpoint(
+    newest, refused = checkpoint_lookup.find_newest_checkpoint(
         checkpoints_dir, process_group=world_group, trusted_keys=trusted_keys
     )
     if newest is None and refused:
@@ -183,14 +182,15 @@ def _find_start(
         )
         if is_checkpoint:
             steps = _format_steps(source.parent)
-            checkpoint = retention.verify_on_all_ranks(
+            checkpoint = checkpoint_lookup.verify_on_all_ranks(
                 source, world_group, trusted_keys=trusted_keys
             )
             return checkpoint, []
         root = checkpoint_lookup.find_checkpoint_root(source)
-        checkpoints_dir = root / "checkpoints" if (root / "checkpoints").is_dir() else root
-        newest, refused = retention.find_newest_checkpoint(
-            checkpoints_dir, process_group=world_group, trusted_keys=trusted_keys
+        newest, refused = checkpoint_lookup.find_newest_checkpoint(
+            checkpoint_directory.find_checkpoints_dir(root),
+            process_group=world_group,
+            trusted_keys=trusted_keys,
         )
     except ConfigError as error:
         problems = "; ".join(error.problems)

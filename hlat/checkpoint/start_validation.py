@@ -26,7 +26,9 @@ def validate_start(config: Config, run_dir: Path) -> None:
     root = checkpoint_directory.build_checkpoint_root(run_dir, config.checkpoint.destination)
     if start is None or "://" in start or not isinstance(root, Path):
         return
-    path = None if _find_newest(root) is not None else _find_newest(Path(start).expanduser())
+    if checkpoint_directory.list_steps(root / "checkpoints"):
+        return
+    path = _find_start(Path(start).expanduser())
     try:
         state = None if path is None else TrainingState.from_json(load_json(path / "state.json"))
     except (ConfigError, OSError, ValueError):
@@ -88,11 +90,13 @@ def find_start_problems(
     return problems
 
 
-def _find_newest(source: Path) -> Path | None:
+def _find_start(source: Path) -> Path | None:
     """Return a checkpoint, or the newest one of a run directory on this machine."""
     if checkpoint_directory.parse_step(source) is not None:
         return source if source.is_dir() else None
     root = checkpoint_directory.load_checkpoint_root(source)
-    paths = checkpoint_directory.list_steps(root / "checkpoints")
-    found = [path for path in paths.values() if isinstance(path, Path)]
-    return found[-1] if found else None
+    if not isinstance(root, Path):
+        return None
+    checkpoints_dir = checkpoint_directory.find_checkpoints_dir(root)
+    newest = next(iter(checkpoint_directory.list_newest_first(checkpoints_dir)), None)
+    return newest if isinstance(newest, Path) else None

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from hlat.checkpoint import checkpoint_store
 from hlat.checkpoint.checkpoint_errors import CorruptCheckpointError
+from hlat.checkpoint.checkpoint_lookup import VerifiedCheckpoint
 from hlat.checkpoint.checkpoint_manifest import CheckpointManifest
-from hlat.checkpoint.retention import VerifiedCheckpoint
 from hlat.checkpoint.training_state import TrainingState
 from hlat.config.config_errors import ConfigError
 from hlat.config.run_identity import build_saved_model_config

@@ -11,10 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hlat.checkpoint import checkpoint_store, retention, training_checkpoint
+from hlat.checkpoint import checkpoint_lookup, checkpoint_store, retention, training_checkpoint
 from hlat.checkpoint.checkpoint_directory import build_checkpoint_root, parse_step
+from hlat.checkpoint.checkpoint_lookup import VerifiedCheckpoint
 from hlat.checkpoint.resume import load_skipped_batches
-from hlat.checkpoint.retention import VerifiedCheckpoint
 from hlat.checkpoint.training_state import TrainingState
 from hlat.config.run import Config
 from hlat.config.run_steps import compute_total_steps
@@ -113,7 +113,7 @@ class RollbackPolicy:
     def _find_target_checkpoint(self, first_bad_step: int) -> tuple[VerifiedCheckpoint | None, str]:
         """Return the checkpoint for a rollback, or the problem; quarantine newer checkpoints."""
         group = self._engine.world.world_group
-        newest, _ = retention.find_newest_checkpoint(
+        newest, _ = checkpoint_lookup.find_newest_checkpoint(
             self._checkpoints_dir,
             before_step=first_bad_step,
             process_group=group,

@@ -21,7 +21,7 @@ import pytest
 import torch
 from fsspec.implementations.local import LocalFileSystem
 
-from hlat.checkpoint import retention
+from hlat.checkpoint import checkpoint_store
 from hlat.checkpoint.checkpoint_errors import CorruptCheckpointError
 from hlat.checkpoint.checkpoint_store import (
     load_checkpoint,
@@ -29,10 +29,11 @@ from hlat.checkpoint.checkpoint_store import (
     save_checkpoint,
     verify_checkpoint,
 )
-from hlat.checkpoint.retention import find_newest_valid, prune_checkpoints
+from hlat.checkpoint.retention import prune_checkpoints
 from hlat.config.config_errors import ConfigError
 from hlat.distributed.state_shard import StateShard
 from hlat.storage import durable_files, storage_path
+from tests.support.newest_checkpoint import find_newest_valid
 
 State = dict[str, torch.Tensor]
 ELSEWHERE = "file://"
@@ -651,7 +652,9 @@ def test_prune_does_not_read_again_what_was_just_written(
 ) -> None:
     paths = [save_state(tmp_path, step) for step in (1, 2, 3)]
     read: list[Path] = []
-    monkeypatch.setattr(retention, "verify_files", lambda path, *_: read.append(as_path(path)))
+    monkeypatch.setattr(
+        checkpoint_store, "verify_files", lambda path, *_: read.append(as_path(path))
+    )
     assert prune_checkpoints(tmp_path, 2, verified=paths[2]) == [paths[0]]
     assert read == []
     prune_checkpoints(tmp_path, 2, verified=paths[1])

@@ -19,8 +19,8 @@ from hlat.checkpoint.checkpoint_store import (
     save_checkpoint,
     verify_checkpoint,
 )
-from hlat.checkpoint.retention import find_newest_valid
 from hlat.distributed.state_shard import StateShard
+from tests.support.newest_checkpoint import find_newest_valid
 
 FILES = [
     "COMMITTED",

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from hlat.checkpoint.retention import find_newest_valid
 from hlat.storage import durable_files
 from tests.contract.test_checkpoint_store import (
     Killed,
@@ -20,6 +19,7 @@ from tests.contract.test_checkpoint_store import (
     iterate_failures,
     save_state,
 )
+from tests.support.newest_checkpoint import find_newest_valid
 
 LOST = [("bytes",), ("names",), ("bytes", "names")]
 

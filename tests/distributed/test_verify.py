@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from hlat.checkpoint import checkpoint_store, retention
+from hlat.checkpoint import checkpoint_store
 from hlat.config.run import Config
 from hlat.engine.native.native_engine import NativeEngine
 from tests.distributed.ranks import Ranks
+from tests.support.newest_checkpoint import find_newest_valid
 
 pytestmark = [pytest.mark.distributed, pytest.mark.xdist_group("processes")]
 
@@ -29,7 +30,7 @@ def find(config: Config, folder: Path) -> tuple[str, list[str], int]:
     engine = NativeEngine()
     engine.build(config)
     world, read = engine.world, []
-    path, refused = retention.find_newest_valid(
+    path, refused = find_newest_valid(
         folder, on_progress=read.append, process_group=world.world_group
     )
     engine.close()

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.faults import damage
-from hlat.checkpoint import checkpoint_store, retention, training_checkpoint
+from hlat.checkpoint import checkpoint_lookup, checkpoint_store, training_checkpoint
 from hlat.checkpoint.checkpoint_errors import CorruptCheckpointError
 from hlat.checkpoint.safetensors_file import DTYPES_BY_NAME
 from hlat.distributed.object_group import SingleRankGroup
@@ -105,7 +105,7 @@ def _damage(newest: Path, previous: Path, damage_name: str, rng: random.Random) 
 def _find_problem(directory: Path, newest: Path, previous: Path, pristine: Path) -> str:
     """Return what is wrong with the rejection; empty if nothing is."""
     group = SingleRankGroup()
-    found, refused = retention.find_newest_checkpoint(directory)
+    found, refused = checkpoint_lookup.find_newest_checkpoint(directory)
     if found is not None and found.path == newest:
         try:
             training_checkpoint.load_training_state(found, group)

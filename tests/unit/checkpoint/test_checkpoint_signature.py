@@ -118,7 +118,7 @@ def test_a_forged_checkpoint_is_rejected_by_name(tmp_path: Path, key: str, forge
 def test_the_newest_signed_checkpoint_is_used(tmp_path: Path, key: str, forge) -> None:
     signed = save(tmp_path, 1, key)
     forge(save(tmp_path, 2, key))
-    found, problems = retention.find_newest_checkpoint(tmp_path, trusted_keys=f"{key}.pub")
+    found, problems = checkpoint_lookup.find_newest_checkpoint(tmp_path, trusted_keys=f"{key}.pub")
     assert found is not None
     assert found.path == signed
     assert len(problems) == 1

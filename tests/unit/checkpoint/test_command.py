@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hlat.checkpoint import __main__ as command
-from hlat.checkpoint import checkpoint_directory, checkpoint_store, retention
+from hlat.checkpoint import checkpoint_directory, checkpoint_store
 from hlat.checkpoint.training_state import TrainingState
 from hlat.config.model import ModelConfig
 from hlat.config.run import RunConfig
@@ -20,6 +20,7 @@ from hlat.distributed.state_shard import StateShard
 from hlat.model.decoder_spec import list_parameter_specs
 from hlat.optim.adamw import MOMENTS
 from hlat.tracking import run_directory
+from tests.support.newest_checkpoint import find_newest_valid
 from tests.support.sealed_checkpoint import seal_checkpoint
 
 MODEL = ModelConfig("tiny", 1, 2, 2, 1, 1, 3)
@@ -252,7 +253,7 @@ def test_verify_compares_the_slices_of_a_file_with_the_manifest(
     done = do("verify", "runs/x")
     assert done.code == 1
     assert f"checkpoints/step_00000020: {file} " in done.out.splitlines()[-1]
-    newest, (reason,) = retention.find_newest_valid(path.parent)
+    newest, (reason,) = find_newest_valid(path.parent)
     assert newest == run / "checkpoints/step_00000015"
     assert str(file) in reason
 

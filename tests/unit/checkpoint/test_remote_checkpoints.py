@@ -11,10 +11,11 @@ from fsspec.registry import register_implementation
 
 from hlat.checkpoint import checkpoint_store
 from hlat.checkpoint.checkpoint_errors import CorruptCheckpointError
-from hlat.checkpoint.retention import find_newest_valid, prune_checkpoints, quarantine_checkpoints
+from hlat.checkpoint.retention import prune_checkpoints, quarantine_checkpoints
 from hlat.distributed.state_shard import StateShard
 from hlat.storage import storage_path
 from hlat.storage.remote_path import RemotePath, StorageUnavailableError
+from tests.support.newest_checkpoint import find_newest_valid
 
 
 class ClientError(Exception):
