@@ -10,8 +10,6 @@ from pathlib import Path
 
 from hlat.config.argument_parser import CommandLineParser, run_and_exit, run_command
 from hlat.config.config_errors import ConfigError, ExitCode
-from hlat.jobs import slurm_commands
-from hlat.jobs.job_array import JobArray
 from hlat.jobs.job_table import (
     JobRow,
     cancel_job_rows,
@@ -19,7 +17,12 @@ from hlat.jobs.job_table import (
     format_job_table,
     load_job_rows,
 )
-from hlat.jobs.submission import SubmissionDir, find_submitted_runs, lock_submissions
+from hlat.jobs.submission import (
+    find_submitted_runs,
+    lock_submissions,
+    submit_after_prerequisites,
+    submit_jobs,
+)
 
 _EXAMPLES = """\
 examples:
@@ -152,17 +155,11 @@ def _needs_prerequisite(row: JobRow) -> bool:
 
 def _resubmit_together(job_rows: list[JobRow]) -> list[str]:
     """Submit a job, or tasks of one array, after their prerequisites; return a line for each."""
-    dependency, after = None, ""
-    prerequisites = [row.prerequisite for row in job_rows if row.prerequisite is not None]
-    if prerequisites:
-        dependency = ""  # the script contains the first job of the prerequisite
-        if _needs_prerequisite(job_rows[0]):
-            first = _submit([row.submission_dir for row in prerequisites], None)
-            is_array = prerequisites[0].submission_dir.load().array is not None
-            dependency = slurm_commands.format_dependency(first, is_array)
-            after = f", after its compile job {first}"
-    submission_dirs = [row.submission_dir for row in job_rows]
-    _submit(submission_dirs, dependency)
+    submission_dirs, after = [row.submission_dir for row in job_rows], ""
+    if _needs_prerequisite(job_rows[0]):
+        after = f", after its compile job {submit_after_prerequisites(submission_dirs)}"
+    else:  # a complete prerequisite has waited for the dependency in the script
+        submit_jobs(submission_dirs, None if job_rows[0].prerequisite is None else "")
     lines = []
     for row in job_rows:
         run_dir, job = row.submission_dir.run_dir, row.submission_dir.last_job_id
@@ -180,20 +177,6 @@ def _select_failed(job_rows: list[JobRow]) -> list[JobRow]:
                 f"hlat jobs resubmit {shlex.quote(str(run_dir))}"
             )
     return [row for row in job_rows if row.has_failed and not row.ended_on_purpose]
-
-
-def _submit(submission_dirs: list[SubmissionDir], dependency: str | None) -> str:
-    """Submit a job, or tasks of one array, and return the job id."""
-    submission_dir, submission = submission_dirs[0], submission_dirs[0].load()
-    if submission.array is None:
-        job = slurm_commands.submit_script(submission_dir.script_path, dependency)
-        submission_dir.receipts.append({"job": job, "time": time.time()})
-        return job
-    array, tasks = JobArray(Path(submission.array)), sorted(d.load().task for d in submission_dirs)
-    option = array.format_option(tasks)
-    job = slurm_commands.submit_script(array.script_path, dependency, option)
-    array.log_receipt(job, tasks)
-    return job
 
 
 def _print_logs(job_rows: list[JobRow], follow: bool) -> int:

@@ -22,7 +22,7 @@ from hlat.distributed import process_signals, rank_environment
 from hlat.jobs import slurm_commands, sweep_report
 from hlat.jobs.held_jobs import HeldJobs
 from hlat.jobs.score_files import load_all_scores
-from hlat.jobs.submission import Submission, SubmissionDir
+from hlat.jobs.submission import SubmissionDir
 from hlat.recovery import host_info
 from hlat.tracking import lost_work
 from hlat.tracking.jsonl_log import open_events_log, open_metrics_log
@@ -131,7 +131,9 @@ class JobAttempt:
     def _run_commands(self) -> int:
         """Run the commands in order on all nodes; return the first exit code other than 0."""
         for command in self._submission.commands:
-            args = build_srun_command(self._submission, command, self._environment)
+            args = slurm_commands.build_srun_command(
+                command, self._submission.nodes, self._submission.options, self._environment
+            )
             process = subprocess.Popen(args, env=self._build_environment())
             try:
                 exit_code = process.wait()
@@ -266,21 +268,6 @@ def _do_nothing(signum: int, frame: FrameType | None) -> None:
 
 def _raise_stop_timeout(signum: int, frame: FrameType | None) -> None:
     raise _StopTimeoutError
-
-
-def build_srun_command(
-    submission: Submission, command: list[str], environment: Mapping[str, str]
-) -> list[str]:
-    """Return the command that runs `command` once per node with all of the node's CPUs.
-
-    A failed task does not end the others, since supervisors agree on an exit code. srun waits one
-    minute for a node without an answer.
-    """
-    cpus = environment.get("SLURM_CPUS_ON_NODE", "1")
-    tasks = [f"--nodes={submission.nodes}", f"--ntasks={submission.nodes}", "--ntasks-per-node=1"]
-    binding = [f"--cpus-per-task={cpus}", "--cpu-bind=none", "--export=ALL"]
-    ending = ["--kill-on-bad-exit=0", "--wait=60"]
-    return ["srun", *tasks, *binding, *ending, *submission.options, *command]
 
 
 def main(argv: list[str]) -> int:

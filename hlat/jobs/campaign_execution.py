@@ -7,7 +7,6 @@ from hlat.config.compose import LOCAL_LAUNCHERS, compose_config
 from hlat.config.config_errors import ConfigError, ExitCode
 from hlat.jobs.campaign_state import (
     KUBERNETES,
-    NEVER_SATISFIED,
     SLURM,
     CampaignLog,
     StageState,
@@ -16,12 +15,13 @@ from hlat.jobs.campaign_state import (
 )
 from hlat.jobs.kubernetes_stages import KubernetesStages
 from hlat.jobs.local_stages import LocalStages, validate_no_submitted
+from hlat.jobs.slurm_commands import HELD_BY_USER, NEVER_SATISFIED
 from hlat.jobs.stage_expansion import ExpandedCampaign
 from hlat.jobs.submitted_stages import SlurmStages
 from hlat.jobs.task_validation import validate_tasks
 
 _WAIT_INTERVAL_S = 15.0
-_STUCK_REASONS = (NEVER_SATISFIED, "JobHeldUser")
+_STUCK_REASONS = (NEVER_SATISFIED, HELD_BY_USER)
 """Reasons of pending jobs that cannot start while no other job of the campaign runs."""
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from hlat.config.config_errors import ConfigError, ExitCode
 from hlat.jobs.job_table import JobRow, load_job_rows
+from hlat.jobs.slurm_commands import PENDING_STATES
 from hlat.jobs.stage_job import StageJob
 from hlat.jobs.submission import find_latest_submission
 from hlat.tracking.jsonl_log import JsonlLog
@@ -24,15 +25,12 @@ LOCAL = "local"
 """Name of the launcher that runs jobs on this machine, as in the log."""
 SLURM = "slurm"
 KUBERNETES = "kubernetes"
-NEVER_SATISFIED = "DependencyNeverSatisfied"
-"""Reason of Slurm for a pending job after a failed one."""
 _LOCK_ATTEMPTS, _LOCK_INTERVAL_S = 5, 0.2
 _INTERRUPTED_CODES = (ExitCode.PREEMPTED, 130)
 _EXIT_DETAILS: dict[int, str] = {
     ExitCode.CONFIGURATION: "invalid configuration, exit code 2",
     ExitCode.DIVERGED: "diverged, exit code 3",
 }
-_PENDING_STATES = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "CONFIGURING")
 
 
 class StageState(Enum):
@@ -223,8 +221,8 @@ def _find_submitted_state(row: JobRow) -> tuple[StageState, str, float | None]:
     if row.is_complete:
         return StageState.finished, "", end_time
     if row.is_active:
-        is_pending = row.state in _PENDING_STATES and row.attempt == 0
-        detail = row.event if row.state in _PENDING_STATES else f"attempt {row.attempt}"
+        is_pending = row.state in PENDING_STATES and row.attempt == 0
+        detail = row.event if row.state in PENDING_STATES else f"attempt {row.attempt}"
         if row.step is not None and not is_pending:
             detail = f"{detail}, step {row.step}"
         return (StageState.submitted if is_pending else StageState.running), detail, None

@@ -1,28 +1,28 @@
 """Directory of a job array: `<sweep directory>/arrays/<number>/`.
 
     <task>                    link to the submission directory of a task
-    <job id>_submission.sh    batch script
+    submission.sh             batch script
     receipts.jsonl            job id and tasks of each submission to the scheduler
 
 One row of receipts.jsonl has the receipts of all tasks, so an interruption cannot separate them.
 """
 
-import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hlat.jobs import slurm_commands
 from hlat.tracking.jsonl_log import JsonlLog
 
 if TYPE_CHECKING:
     from hlat.jobs.submission import SubmissionDir
 
-TASK_VARIABLE = "SLURM_ARRAY_TASK_ID"
-"""Environment variable of Slurm with the index of a task."""
 ARRAYS_DIR = "arrays"
 """Directory of the job arrays in a sweep directory."""
+SCRIPT_FILE = "submission.sh"
+"""Batch script of a job or job array."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class JobArray:
     @property
     def script_path(self) -> Path:
         """Batch script."""
-        return find_script(self.path, self.receipts)
+        return find_script(self.path)
 
     def link_tasks(self, submission_dirs: Sequence["SubmissionDir"]) -> None:
         """Link the submission directories of all tasks."""
@@ -52,8 +52,8 @@ class JobArray:
 
     def format_option(self, tasks: Sequence[int]) -> str:
         """Return the value of `sbatch --array` for some tasks with the limit of the script."""
-        limit = re.search(r"^#SBATCH --array=[\d,-]+(%\d+)", self.script_path.read_text(), re.M)
-        return format_tasks(tasks) + (limit[1] if limit else "")
+        limit = slurm_commands.parse_array_limit(self.script_path.read_text())
+        return slurm_commands.format_array(tasks, limit)
 
     def find_job_id(self, task: int) -> str | None:
         """Return the job id of the last submission of a task; None before the first."""
@@ -61,17 +61,6 @@ class JobArray:
             if task in row["tasks"]:
                 return f"{row['job']}_{task}"
         return None
-
-
-def format_tasks(tasks: Sequence[int]) -> str:
-    """Return sorted tasks in the format of `sbatch --array`: 0-3,7."""
-    ranges: list[list[int]] = []
-    for task in tasks:
-        if ranges and ranges[-1][1] == task - 1:
-            ranges[-1][1] = task
-        else:
-            ranges.append([task, task])
-    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in ranges)
 
 
 def create_numbered_dir(parent: Path) -> Path:
@@ -87,7 +76,6 @@ def create_numbered_dir(parent: Path) -> Path:
         return directory
 
 
-def find_script(directory: Path, receipts: JsonlLog) -> Path:
-    """Return the batch script of a directory, with the name that submitit assigns."""
-    first = str(receipts.read_rows()[0]["job"])
-    return directory / f"{first}_submission.sh"
+def find_script(directory: Path) -> Path:
+    """Return the batch script in a directory; earlier versions wrote `<job id>_submission.sh`."""
+    return min(directory.glob(f"*{SCRIPT_FILE}"), default=directory / SCRIPT_FILE)

@@ -11,17 +11,12 @@ from hlat.config.command_job import COMMANDS_DIR
 from hlat.config.config_errors import ExitCode
 from hlat.jobs import slurm_commands
 from hlat.jobs.score_files import load_all_scores
-from hlat.jobs.slurm_commands import JobState
+from hlat.jobs.slurm_commands import ACTIVE_STATES, JobState
 from hlat.jobs.submission import SubmissionDir, find_latest_submission
 from hlat.tracking.jsonl_log import open_events_log, open_metrics_log
 from hlat.tracking.run_directory import EVALUATIONS_DIR
 from hlat.tracking.text_format import format_table
 
-ACTIVE_STATES = {
-    *("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED"),
-    *("REQUEUED", "REQUEUE_HOLD"),
-}
-"""States of jobs that run or may run."""
 _COMPLETED, _DIVERGED, _CANCELLED = "COMPLETED", "DIVERGED", "CANCELLED"
 _FINAL_STATES = {
     ExitCode.FINISHED: _COMPLETED,

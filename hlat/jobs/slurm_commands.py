@@ -1,6 +1,8 @@
-"""Slurm commands, executed without a shell.
+"""The commands of Slurm: arguments, execution without a shell, and parsers of their output.
 
-Functions raise ConfigError if the command is missing, fails or does not answer.
+One section per command: squeue, scancel, sbatch, scontrol and srun. Functions raise ConfigError if
+a command is missing, fails or does not answer. submitit only writes the lines of a batch script
+(launchers/slurm/_sbatch_script.py).
 """
 
 import re
@@ -14,13 +16,27 @@ from pathlib import Path
 
 from hlat.config.config_errors import ConfigError
 from hlat.config.untrusted_files import format_value
-from hlat.jobs import job_array
 
+ARRAY_TASK_ENV = "SLURM_ARRAY_TASK_ID"
+"""Environment variable with the index of a task in its job array."""
+PENDING_STATES = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD"}
+ACTIVE_STATES = {*PENDING_STATES, "RUNNING", "COMPLETING", "SUSPENDED"}
+"""States of jobs that run or may run."""
+NEVER_SATISFIED, HELD_BY_USER = "DependencyNeverSatisfied", "JobHeldUser"
+"""Reasons of pending jobs: after a failed one, and until its user releases it."""
 _SQUEUE_FORMAT = "%i|%T|%N|%r"
 """Job id, state, nodes and reason."""
 _TIMEOUT_S = 60
 _RETRY_S, _MAX_RETRY_INTERVAL_S = 600, 30
 """Time for which a job repeats a command, and the longest interval: slurmctld may restart."""
+
+
+class UnknownJobError(ConfigError):
+    """sbatch may have accepted a job, but printed no job id."""
+
+
+class _NoAnswerError(ConfigError):
+    """A command did not end before its time limit."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +46,19 @@ class JobState:
     name: str
     nodes: str
     reason: str
+
+
+def get_job_id(environment: Mapping[str, str]) -> str:
+    """Return the id of the job of this process: `7`, or `7_2` for task 2 of a job array.
+
+    SLURM_JOB_ID of one task is the id of the array, which in a command means all tasks.
+    """
+    if ARRAY_TASK_ENV in environment:
+        return f"{environment['SLURM_ARRAY_JOB_ID']}_{environment[ARRAY_TASK_ENV]}"
+    return environment["SLURM_JOB_ID"]
+
+
+# squeue
 
 
 def query_job_states(job_ids: Sequence[str], retry: bool = False) -> dict[str, JobState]:
@@ -54,34 +83,40 @@ def query_job_states(job_ids: Sequence[str], retry: bool = False) -> dict[str, J
     return {row[0]: JobState(*row[1:]) for row in rows if row[0] in known}
 
 
+# scancel
+
+
 def cancel_jobs(job_ids: Sequence[str]) -> None:
     """Cancel jobs; raise ConfigError if scancel fails."""
     _run_checked("scancel", *job_ids)
 
 
-def get_job_id(environment: Mapping[str, str]) -> str:
-    """Return the id of the job of this process: `7`, or `7_2` for task 2 of a job array.
-
-    SLURM_JOB_ID of one task is the id of the array, which in a command means all tasks.
-    """
-    if job_array.TASK_VARIABLE in environment:
-        return f"{environment['SLURM_ARRAY_JOB_ID']}_{environment[job_array.TASK_VARIABLE]}"
-    return environment["SLURM_JOB_ID"]
+# sbatch
 
 
 def submit_script(script: Path, dependency: str | None = None, array: str | None = None) -> str:
     """Submit a batch script and return the job id.
 
     `dependency` and `array`, the tasks, replace those of the script.
+
+    Raises:
+        UnknownJobError: The job may exist; it must not be submitted again.
+        ConfigError: Slurm rejects the job, or sbatch cannot be started.
     """
     options = [] if dependency is None else [f"--dependency={dependency}"]
     options += [] if array is None else [f"--array={array}"]
-    output = _run_checked("sbatch", "--parsable", *options, str(script))
-    job_id = output.strip().partition(";")[0]
+    advice = f"look for the job of {script} with squeue --me before you submit it again"
+    try:
+        process = _run_command(["sbatch", "--parsable", *options, str(script)])
+    except _NoAnswerError as error:
+        raise UnknownJobError(f"{error}; {advice}") from error
+    if process.returncode != 0:
+        raise ConfigError(f"sbatch rejects {script}: {_get_last_line(process.stderr)}")
+    answer = process.stdout.strip()
+    job_id = answer.partition(";")[0]
     if not re.fullmatch(r"\d+", job_id, re.ASCII):
-        raise ConfigError(
-            f"sbatch printed {format_value(output.strip())} in place of a job id; look for the "
-            f"job of {script} with squeue --me before you submit it again"
+        raise UnknownJobError(
+            f"sbatch printed {format_value(answer)} in place of a job id; {advice}"
         )
     return job_id
 
@@ -91,10 +126,31 @@ def format_dependency(job_id: str, is_array: bool = False) -> str:
     return f"{'aftercorr' if is_array else 'afterok'}:{job_id}"
 
 
+def format_array(tasks: Sequence[int], limit: int | None = None) -> str:
+    """Return the value of `sbatch --array` for sorted tasks: 0-3,7 or, with a limit, 0-3,7%2."""
+    ranges: list[list[int]] = []
+    for task in tasks:
+        if ranges and ranges[-1][1] == task - 1:
+            ranges[-1][1] = task
+        else:
+            ranges.append([task, task])
+    text = ",".join(str(low) if low == high else f"{low}-{high}" for low, high in ranges)
+    return text if limit is None else f"{text}%{limit}"
+
+
+def parse_array_limit(script: str) -> int | None:
+    """Return the maximum number of concurrent tasks in a batch script; None: no limit."""
+    match = re.search(r"^#SBATCH --array=[\d,-]+%(\d+)", script, re.MULTILINE)
+    return None if match is None else int(match[1])
+
+
 def find_rejection_reason(script: str) -> str | None:
     """Return Slurm's error for a batch script, or None if Slurm would accept it."""
     process = _run_command(["sbatch", "--test-only"], script)
     return None if process.returncode == 0 else _get_last_line(process.stderr)
+
+
+# scontrol
 
 
 def release_job(job_id: str) -> None:
@@ -125,6 +181,27 @@ def drain_node(node: str, reason: str) -> bool:
     with suppress(ConfigError):
         return _run_command(args).returncode == 0
     return False
+
+
+# srun
+
+
+def build_srun_command(
+    command: Sequence[str], num_nodes: int, options: Sequence[str], environment: Mapping[str, str]
+) -> list[str]:
+    """Return the command that runs `command` once per node with all of the node's CPUs.
+
+    A failed task does not end the others, since supervisors agree on an exit code. srun waits one
+    minute for a node without an answer.
+    """
+    cpus = environment.get("SLURM_CPUS_ON_NODE", "1")
+    tasks = [f"--nodes={num_nodes}", f"--ntasks={num_nodes}", "--ntasks-per-node=1"]
+    binding = [f"--cpus-per-task={cpus}", "--cpu-bind=none", "--export=ALL"]
+    ending = ["--kill-on-bad-exit=0", "--wait=60"]
+    return ["srun", *tasks, *binding, *ending, *options, *command]
+
+
+# execution
 
 
 def _run_checked(*args: str) -> str:
@@ -160,7 +237,7 @@ def _run_command(args: list[str], stdin: str | None = None) -> "subprocess.Compl
     except OSError as error:
         raise ConfigError(f"{args[0]} cannot be started ({error.strerror})") from error
     except subprocess.TimeoutExpired as error:
-        raise ConfigError(f"{args[0]} has not answered for {_TIMEOUT_S} seconds") from error
+        raise _NoAnswerError(f"{args[0]} has not answered for {_TIMEOUT_S} seconds") from error
 
 
 def _get_last_line(text: str) -> str:

@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from enum import Enum
 
-from hlat.jobs.campaign_state import NEVER_SATISFIED, StageState, StageStatus
+from hlat.jobs.campaign_state import StageState, StageStatus
+from hlat.jobs.slurm_commands import NEVER_SATISFIED
 from hlat.jobs.stage_job import StageJob
 
 

@@ -3,6 +3,7 @@
     config.yaml  words.json   resolved configuration and overrides of a training job
                               (hlat.config.frozen_config)
     code.zip                  archive of the program; of a sweep: in the sweep directory
+    submission.sh             batch script; of a job array: in its directory
     job.json                  commands and settings of each attempt
     receipts.jsonl            job ids that the scheduler returned; of a job array: in its directory
     attempts.jsonl            start and end of each attempt; cancellations by `hlat jobs`
@@ -17,7 +18,8 @@ job array (hlat.jobs.job_array).
 import fcntl
 import json
 import os
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,6 +27,7 @@ from typing import IO, Any
 
 from hlat.config.command_job import COMMANDS_DIR
 from hlat.config.config_errors import ConfigError
+from hlat.jobs import slurm_commands
 from hlat.jobs.job_array import JobArray, create_numbered_dir, find_script
 from hlat.recovery import host_info
 from hlat.tracking import sweep_log
@@ -127,7 +130,7 @@ class SubmissionDir:
     @property
     def script_path(self) -> Path:
         """Batch script of a job that is not a task of an array."""
-        return find_script(self.path, self.receipts)
+        return find_script(self.path)
 
     def save(self, submission: Submission) -> None:
         """Write job.json."""
@@ -149,6 +152,56 @@ class SubmissionDir:
 def create_submission_dir(run_dir: Path) -> SubmissionDir:
     """Create the next directory of a run's submissions."""
     return SubmissionDir(create_numbered_dir(run_dir / SUBMISSIONS_DIR))
+
+
+def submit_jobs(submission_dirs: Sequence[SubmissionDir], dependency: str | None = None) -> str:
+    """Submit a job, or tasks of one job array, with its batch script, and log the receipt.
+
+    Args:
+        submission_dirs: Directory of the job, or those of the tasks.
+        dependency: Value of `sbatch --dependency`, in place of that of the script.
+
+    Returns:
+        The job id; for tasks of an array, the id of the array.
+
+    Raises:
+        UnknownJobError: The jobs may exist; they must not be submitted again.
+        ConfigError: Slurm rejects the jobs, or sbatch cannot be started.
+    """
+    first, submissions = submission_dirs[0], [path.load() for path in submission_dirs]
+    if submissions[0].array is None:
+        job_id = slurm_commands.submit_script(first.script_path, dependency)
+        first.receipts.append({"job": job_id, "time": time.time()})
+        return job_id
+    array, tasks = JobArray(Path(submissions[0].array)), sorted(s.task for s in submissions)
+    option = array.format_option(tasks)
+    job_id = slurm_commands.submit_script(array.script_path, dependency, option)
+    array.log_receipt(job_id, tasks)
+    return job_id
+
+
+def submit_after_prerequisites(submission_dirs: Sequence[SubmissionDir]) -> str | None:
+    """Submit jobs, or tasks of one array, after their prerequisites, which are submitted first.
+
+    Returns:
+        The job id of the prerequisites, or None if there are none. They are cancelled if Slurm
+        rejects the jobs.
+
+    Raises:
+        ConfigError: As `submit_jobs`.
+    """
+    prerequisites = [first for path in submission_dirs if (first := path.prerequisite) is not None]
+    if not prerequisites:
+        submit_jobs(submission_dirs)
+        return None
+    first_id = submit_jobs(prerequisites)
+    is_array = prerequisites[0].load().array is not None
+    try:
+        submit_jobs(submission_dirs, slurm_commands.format_dependency(first_id, is_array))
+    except ConfigError:
+        slurm_commands.cancel_jobs([first_id])
+        raise
+    return first_id
 
 
 @contextmanager

@@ -2,17 +2,21 @@
 
 import json
 import shutil
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hlat.config.config_errors import ConfigError
 from hlat.jobs import slurm_commands
-from hlat.jobs.job_array import ARRAYS_DIR, JobArray, create_numbered_dir
-from hlat.jobs.submission import Submission, SubmissionDir, create_submission_dir
+from hlat.jobs.job_array import ARRAYS_DIR, SCRIPT_FILE, JobArray, create_numbered_dir
+from hlat.jobs.submission import (
+    Submission,
+    SubmissionDir,
+    create_submission_dir,
+    submit_after_prerequisites,
+)
 
 from ._code_archive import CodeArchive
 from ._sbatch_script import (
@@ -23,17 +27,10 @@ from ._sbatch_script import (
     build_sbatch_script,
 )
 
-if TYPE_CHECKING:
-    from submitit import SlurmExecutor
-
 SCRIPTS_DIR = "dry_run"
 """Directory in the sweep directory for the scripts of dry runs."""
 _MAX_TASKS = 1000
 """Maximum number of tasks of an array with Slurm's default MaxArraySize."""
-
-
-class _UnknownJobError(ConfigError):
-    """sbatch may have accepted a job, but printed no job id."""
 
 
 @dataclass(frozen=True)
@@ -127,86 +124,41 @@ class SubmissionFiles:
             self._archives.append(path)
 
 
-@dataclass(frozen=True)
-class PreparedJob:
-    """A job, or an array of jobs, and the one that must succeed before it, if any."""
+def submit_tasks(tasks: Sequence[PreparedTask]) -> None:
+    """Submit prepared tasks of one job array, or a single job, after their prerequisites.
 
-    tasks: list[PreparedTask]
-    array: JobArray | None
-    executor: "SlurmExecutor"
-    command: str
-    settings: SlurmLauncherConfig
-    prerequisite: "PreparedJob | None"
+    If sbatch fails for an array, submit each half, as there may be a limit on the number of jobs.
 
-    def submit(self, tasks: Sequence[int] | None = None) -> None:
-        """Submit the given tasks, by default all.
-
-        If sbatch fails for an array, submit each half, as there may be a limit on the number of
-        jobs.
-
-        Raises:
-            ConfigError: sbatch fails for a single job; earlier ones are submitted.
-        """
-        tasks = range(len(self.tasks)) if tasks is None else tasks
-        try:
-            self._submit_together(tasks)
-        except _UnknownJobError:
-            raise  # a second submission could start the tasks twice
-        except ConfigError:
-            if len(tasks) == 1:
-                raise
-            middle = (len(tasks) + 1) // 2
-            self.submit(tasks[:middle])
-            self.submit(tasks[middle:])
-
-    def _submit_together(self, tasks: Sequence[int]) -> str:
-        """Submit tasks after their prerequisites, and return the job id."""
-        options = dict(self.executor.parameters["additional_parameters"])
-        if self.array is not None:
-            options["array"] = self.settings.format_array(tasks)
-        if self.prerequisite is None:
-            return self._run_sbatch(tasks, options)
-        first = self.prerequisite._submit_together(tasks)
-        dependency = slurm_commands.format_dependency(first, is_array=self.array is not None)
-        options |= {"dependency": dependency, "kill-on-invalid-dep": "yes"}
-        try:
-            return self._run_sbatch(tasks, options)
-        except ConfigError:
-            slurm_commands.cancel_jobs([first])
+    Raises:
+        ConfigError: sbatch fails for a single job; earlier ones are submitted.
+    """
+    try:
+        submit_after_prerequisites([task.submission_dir for task in tasks])
+    except slurm_commands.UnknownJobError:
+        raise  # a second submission could start the tasks twice
+    except ConfigError:
+        if len(tasks) == 1:
             raise
-
-    def _run_sbatch(self, tasks: Sequence[int], options: dict[str, Any]) -> str:
-        from submitit.core.utils import FailedJobError, FailedSubmissionError
-
-        self.executor.update_parameters(additional_parameters=options)
-        try:
-            job: str = self.executor._submit_command(self.command).job_id
-        except FailedJobError as error:
-            raise ConfigError(f"sbatch rejects {self.executor.folder}: {error}") from error
-        except FailedSubmissionError as error:
-            raise _UnknownJobError(
-                f"sbatch printed no job id for {self.executor.folder} ({error}); look for the job "
-                "with squeue --me before you submit it again"
-            ) from error
-        except OSError as error:
-            raise ConfigError(f"sbatch cannot be started ({error.strerror})") from error
-        if self.array is not None:
-            self.array.log_receipt(job, tasks)
-        else:
-            receipts = self.tasks[0].submission_dir.receipts
-            receipts.append({"job": job, "time": time.time()})
-        return job
+        middle = (len(tasks) + 1) // 2
+        submit_tasks(tasks[:middle])
+        submit_tasks(tasks[middle:])
 
 
 def prepare_jobs(
     tasks: Sequence[PreparedTask], files: SubmissionFiles, settings: SlurmLauncherConfig
-) -> list[PreparedJob]:
-    """Return one job array for all tasks with equal resources, and jobs of the other tasks.
+) -> list[list[PreparedTask]]:
+    """Write the files of one job array for all tasks with equal resources, and of single jobs.
+
+    Returns:
+        The tasks of each array, and a list of one task for each single job.
 
     Raises:
         ConfigError: Slurm rejects a job.
     """
-    return [_prepare_job(group, files, settings) for group in _group_tasks(tasks)]
+    groups = [*_group_tasks(tasks)]
+    for group in groups:
+        _prepare_job(group, files, settings)
+    return groups
 
 
 def _group_tasks(tasks: Sequence[PreparedTask]) -> Iterator[list[PreparedTask]]:
@@ -238,12 +190,10 @@ def write_scripts(
 
 @dataclass(frozen=True)
 class _Script:
-    """The batch script of a job or job array, and how it is submitted."""
+    """The batch script of a job or job array, and its directory."""
 
     array: JobArray | None
     directory: Path
-    parameters: dict[str, Any]
-    command: str
     text: str
 
 
@@ -259,18 +209,19 @@ def _build_script(
         parameters = build_array_parameters(parameters, directory, files.directory.name)
         parameters["additional_parameters"]["array"] = settings.format_array(range(len(tasks)))
         command = build_array_command(first.program, directory)
-    text = build_sbatch_script(parameters, directory, command)
-    return _Script(array, directory, parameters, command, text)
+    if first.prerequisite is not None:
+        options = {"kill_on_invalid_dep": "yes"} | parameters["additional_parameters"]
+        parameters = parameters | {"additional_parameters": options}
+    return _Script(array, directory, build_sbatch_script(parameters, directory, command))
 
 
 def _prepare_job(
-    tasks: list[PreparedTask], files: SubmissionFiles, settings: SlurmLauncherConfig
-) -> PreparedJob:
+    tasks: Sequence[PreparedTask], files: SubmissionFiles, settings: SlurmLauncherConfig
+) -> None:
     """Write the files of a job or job array after Slurm has checked its script."""
-    from submitit import SlurmExecutor
-
     prerequisites = [task.prerequisite for task in tasks if task.prerequisite is not None]
-    prerequisite = _prepare_job(prerequisites, files, settings) if prerequisites else None
+    if prerequisites:
+        _prepare_job(prerequisites, files, settings)
     script = _build_script(tasks, files, settings)
     if (reason := slurm_commands.find_rejection_reason(script.text)) is not None:
         others = f" and {len(tasks) - 1} others:" if len(tasks) > 1 else ""
@@ -281,10 +232,5 @@ def _prepare_job(
         task.submission_dir.save(replace(task.submission, **in_array))
     if array is not None:
         array.link_tasks([task.submission_dir for task in tasks])
+    (script.directory / SCRIPT_FILE).write_text(script.text)
     files.write_code(Path(tasks[0].program[1]))
-    try:
-        executor = SlurmExecutor(script.directory)
-    except RuntimeError as error:  # submitit finds no srun
-        raise ConfigError(f"this machine is not a login node of Slurm: {error}") from error
-    executor.update_parameters(**script.parameters)
-    return PreparedJob(tasks, array, executor, script.command, settings, prerequisite)

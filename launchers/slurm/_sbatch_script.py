@@ -12,7 +12,7 @@ from typing import Any
 
 from hlat.config.bounds import bounded, find_bounds_violations
 from hlat.config.config_errors import ConfigError
-from hlat.jobs.job_array import TASK_VARIABLE, format_tasks
+from hlat.jobs import slurm_commands
 from hlat.jobs.submission import Submission
 
 from .._job_spec import MAX_OPEN_FILES, JobSpec
@@ -77,7 +77,7 @@ class SlurmLauncherConfig(PruningConfig):
 
     def format_array(self, tasks: Sequence[int]) -> str:
         """Return the value of `sbatch --array` for sorted tasks."""
-        return format_tasks(tasks) + ("" if self.jobs is None else f"%{self.jobs}")
+        return slurm_commands.format_array(tasks, self.jobs)
 
 
 def parse_time_limit(text: str) -> int:
@@ -185,11 +185,11 @@ def build_command(program: Sequence[str], submission_dir: Path) -> str:
 
 def build_array_command(program: Sequence[str], array_dir: Path) -> str:
     """Return the command of the batch script of a job array."""
-    return f'{build_command(program, array_dir)}/"${TASK_VARIABLE}"'
+    return f'{build_command(program, array_dir)}/"${slurm_commands.ARRAY_TASK_ENV}"'
 
 
 def build_sbatch_script(parameters: dict[str, Any], directory: Path, command: str) -> str:
-    """Return the text of the sbatch script for Slurm's test; submitit writes and submits it."""
+    """Return the text of the sbatch script; submitit formats its options."""
     from submitit.slurm.slurm import _make_sbatch_string
 
     text: str = _make_sbatch_string(command, directory, **parameters)

@@ -34,7 +34,7 @@ from .._sweep_points import (
     validate_points,
 )
 from ._job_dependencies import resolve_dependencies
-from ._prepared_job import PreparedTask, SubmissionFiles, prepare_jobs, write_scripts
+from ._prepared_job import PreparedTask, SubmissionFiles, prepare_jobs, submit_tasks, write_scripts
 from ._sbatch_script import (
     SlurmLauncherConfig,
     build_sbatch_parameters,
@@ -92,7 +92,7 @@ class SlurmLauncher(SchedulerLauncher):
             try:
                 with _explain_interruption(tasks.values(), sweep_dir):
                     for job in jobs:
-                        job.submit()
+                        submit_tasks(job)
             finally:  # a closed pipe or terminal must not interrupt the submission
                 receipts = _build_receipts(points, existing, tasks)
                 lines = []
@@ -198,8 +198,8 @@ class SlurmLauncher(SchedulerLauncher):
             if self.settings.dry_run:
                 _print_scripts(write_scripts([task], files, self.settings))
                 return
-            (prepared,) = prepare_jobs([task], files, self.settings)
-            prepared.submit()
+            prepare_jobs([task], files, self.settings)
+            submit_tasks([task])
             receipt = task.build_receipt()
             if held_jobs is not None:
                 assert job.step is not None

@@ -18,7 +18,7 @@ if [ -e {outage} ]; then
     echo "sbatch: error: Batch job submission failed: Unable to contact slurm controller" >&2
     exit 1
 fi
-echo Submitted batch job 4711
+echo 4711
 """
 
 

@@ -15,7 +15,7 @@ from hlat.report import __main__ as report
 SBATCH = f"""#!{sys.executable}
 import pathlib, re, sys
 if "--test-only" in sys.argv: sys.exit()
-array = re.search("--array=([0-9]+)-?([0-9]*)", pathlib.Path(sys.argv[-1]).read_text())
+array = re.search("--array=([0-9]+)-?([0-9]*)", " ".join(sys.argv))
 queue = pathlib.Path("queue").read_text().splitlines()
 job = len(queue)
 low, high = (int(array[1]), int(array[2] or array[1])) if array else (0, 0)
@@ -23,7 +23,7 @@ tasks = [f"{{job}}_{{task}}" for task in range(low, high + 1)] if array else [jo
 queue += [f"{{task}}|PENDING||Resources" for task in tasks]
 if len(queue) > int(pathlib.Path("limit").read_text()): sys.exit("sbatch: error: job limit")
 pathlib.Path("queue").write_text("\\n".join([*queue, ""]))
-print("Submitted batch job", job)
+print(job)
 """
 """Program that assigns the job numbers 0, 1 ... to jobs and tasks until a limit."""
 

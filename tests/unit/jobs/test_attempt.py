@@ -11,7 +11,7 @@ import pytest
 from hlat.config.config_errors import ConfigError, ExitCode
 from hlat.distributed.process_signals import DUMP_SIGNAL, STOP_SIGNALS
 from hlat.jobs import slurm_commands
-from hlat.jobs.attempt import AttemptResult, JobAttempt, build_srun_command, find_restart_reason
+from hlat.jobs.attempt import AttemptResult, JobAttempt, find_restart_reason
 from hlat.jobs.submission import Submission, create_submission_dir
 from hlat.tracking.jsonl_log import open_events_log
 
@@ -65,8 +65,9 @@ def test_attempts_are_limited(code):
 
 
 def test_srun_starts_one_task_per_node():
-    submission = Submission(2, [], True, {}, ["--container-image=x y"], 9, 1)
-    args = build_srun_command(submission, ["python", "a b"], {"SLURM_CPUS_ON_NODE": "64"})
+    args = slurm_commands.build_srun_command(
+        ["python", "a b"], 2, ["--container-image=x y"], {"SLURM_CPUS_ON_NODE": "64"}
+    )
     assert args[0] == "srun"
     assert {"--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--cpus-per-task=64"} < {*args}
     assert args[-3:] == ["--container-image=x y", "python", "a b"]

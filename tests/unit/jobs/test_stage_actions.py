@@ -1,7 +1,8 @@
 """Decisions about the jobs of a campaign when its command is repeated."""
 
 from hlat.jobs.campaign_execution import can_continue
-from hlat.jobs.campaign_state import NEVER_SATISFIED, StageState, StageStatus
+from hlat.jobs.campaign_state import StageState, StageStatus
+from hlat.jobs.slurm_commands import NEVER_SATISFIED
 from hlat.jobs.stage_actions import StageAction, decide_actions, find_unchangeable
 from hlat.jobs.stage_job import StageJob, find_dependents
 

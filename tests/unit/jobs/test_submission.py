@@ -29,7 +29,14 @@ def test_save_and_load(tmp_path):
     assert (directory.last_job_id, directory.prerequisite) == (None, None)
     for job in ("3", "7"):
         directory.receipts.append({"job": job, "time": 1.0})
-    assert (directory.last_job_id, directory.script_path.name) == ("7", "3_submission.sh")
+    assert (directory.last_job_id, directory.script_path.name) == ("7", "submission.sh")
+
+
+def test_scripts_of_earlier_versions_are_found(tmp_path):
+    directory = create_submission_dir(tmp_path / "run")
+    for name in ("7_submission.sh", "3_submission.sh", "7.log"):
+        (directory.path / name).touch()
+    assert directory.script_path.name == "3_submission.sh"
 
 
 def test_prerequisite(tmp_path):
