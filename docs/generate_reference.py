@@ -93,7 +93,7 @@ PUBLIC_MODULES = {
         "hlat.checkpoint.checkpoint_store",
         "hlat.checkpoint.checkpoint_lookup",
         "hlat.checkpoint.averaging",
-        "hlat.checkpoint.hugging_face_export",
+        "hlat.checkpoint.hugging_face.weight_export",
     ),
     "Planning": ("hlat.plan.memory_estimate", "hlat.plan.step_time", "hlat.plan.layout_search"),
     "Evaluation": ("hlat.inference.inference_model", "hlat.evaluate.evaluator"),

@@ -25,7 +25,7 @@ from hlat.config.config_errors import ExitCode, escape_control_characters
 from hlat.config.precision import Dtype
 
 if TYPE_CHECKING:
-    from hlat.checkpoint.hugging_face_export import ExportShard
+    from hlat.checkpoint.hugging_face.weight_export import ExportShard
     from hlat.checkpoint.training_settings import TrainingSettings
     from hlat.config.model import ModelConfig
 
@@ -74,18 +74,12 @@ def _build_parser() -> CommandLineParser:
 
 
 def _export(arguments: argparse.Namespace) -> ExitCode:
-    from hlat.checkpoint import (
-        checkpoint_lookup,
-        checkpoint_store,
-        hugging_face_export,
-        pretrained_files,
-        training_settings,
-    )
+    from hlat.checkpoint import checkpoint_lookup, checkpoint_store, training_settings
+    from hlat.checkpoint.hugging_face import pretrained_files, tokenizer_files, weight_export
     from hlat.checkpoint.training_state import TrainingState
-    from hlat.data import hugging_face_tokenizer
     from hlat.data.tokenizer import Tokenizer
-    from hlat.model import hugging_face_config
     from hlat.model.decoder_spec import count_parameters
+    from hlat.model.families import hugging_face_config
     from hlat.storage import output_directory, storage_path
 
     output = arguments.output
@@ -98,7 +92,7 @@ def _export(arguments: argparse.Namespace) -> ExitCode:
         print(f"WARNING: {reason}", file=sys.stderr)
     state = TrainingState.from_json(checkpoint_store.load_state_json(checkpoint))
     model = run_identity.build_saved_model_config(state.fixed)
-    hugging_face_export.validate_weights_match(checkpoint, model)
+    weight_export.validate_weights_match(checkpoint, model)
     known = training_settings.parse_training_settings(checkpoint, state)
     run, length = training_settings.find_run_dir(source, checkpoint), known.sequence_length
     file = training_settings.find_tokenizer(
@@ -116,7 +110,7 @@ def _export(arguments: argparse.Namespace) -> ExitCode:
     if source_files.warning:
         print(f"WARNING: {escape_control_characters(source_files.warning)}", file=sys.stderr)
     documents = {
-        **hugging_face_tokenizer.build_tokenizer_files(
+        **tokenizer_files.build_tokenizer_files(
             file, known.eos_token, length, source_files.tokenizer_config, known.bos_token
         ),
         "generation_config.json": _serialize_json(source_files.build_generation_config(eos, bos)),
@@ -126,8 +120,8 @@ def _export(arguments: argparse.Namespace) -> ExitCode:
     print(
         f"{checkpoint}: step {state.step}, {count_parameters(model):,} parameters in {dtype.value}"
     )
-    files = hugging_face_export.split_into_shards(model, dtype, arguments.max_shard_size)
-    hugging_face_export.export_weights(
+    files = weight_export.split_into_shards(model, dtype, arguments.max_shard_size)
+    weight_export.export_weights(
         output, checkpoint, files, dtype, documents, _print_shard, arguments.allow_non_finite
     )
     print(f"exported to {output}")

@@ -29,7 +29,7 @@ from hlat.config.run import Config
 from hlat.engine.engine_factory import create_engine
 from hlat.engine.interface import Engine
 from hlat.inference.inference_model import InferenceModel
-from hlat.model import hugging_face_config
+from hlat.model.families import hugging_face_config
 
 HERE = Path(__file__).resolve().parent
 RESULT, DOCUMENT = HERE / "generate.json", HERE / "README.md"

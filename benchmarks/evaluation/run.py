@@ -25,7 +25,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.common import describe_machine, machine, spread, table, write_between
-from hlat.data import hugging_face_tokenizer
+from hlat.checkpoint.hugging_face import tokenizer_files
 from hlat.data.tokenizer import EMBEDDED_EOS_TOKEN, EMBEDDED_FILE
 from hlat.engine.engine_factory import create_engine
 from hlat.evaluate.lm_eval_adapter import LMEvalAdapter
@@ -63,7 +63,7 @@ def make_model(folder: Path) -> Path:
         eos_token_id=0,
     )
     LlamaForCausalLM(config).save_pretrained(folder)
-    for name, content in hugging_face_tokenizer.build_tokenizer_files(
+    for name, content in tokenizer_files.build_tokenizer_files(
         EMBEDDED_FILE, EMBEDDED_EOS_TOKEN, POSITIONS
     ).items():
         (folder / name).write_bytes(content)

@@ -7,7 +7,7 @@ from plain_loop import PlainLoop, load_initial_weights, weights_dtype
 from torch import Tensor
 
 from hlat.config.precision import Dtype
-from hlat.model.hugging_face_config import build_hf_config
+from hlat.model.families.hugging_face_config import build_hf_config
 
 EOS_TOKEN_ID = 0
 """Written to config.json; training does not read it."""

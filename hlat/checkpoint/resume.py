@@ -12,11 +12,11 @@ from hlat.checkpoint import (
     checkpoint_directory,
     checkpoint_lookup,
     checkpoint_store,
-    pretrained_weights,
     training_checkpoint,
 )
 from hlat.checkpoint.checkpoint_errors import CorruptCheckpointError
 from hlat.checkpoint.checkpoint_lookup import VerifiedCheckpoint
+from hlat.checkpoint.hugging_face import pretrained_weights
 from hlat.checkpoint.start_validation import find_start_problems
 from hlat.checkpoint.training_state import TrainingState
 from hlat.config import run_identity

@@ -7,11 +7,11 @@ with another tokenizer than it was trained with generates nonsense.
 from dataclasses import dataclass
 from pathlib import Path
 
+from hlat.checkpoint.hugging_face.tokenizer_files import find_tokenizer_file
 from hlat.checkpoint.training_state import TrainingState
 from hlat.config.config_errors import ConfigError
 from hlat.config.precision import Dtype
 from hlat.config.recorded_config import load_recorded_settings
-from hlat.data.hugging_face_tokenizer import find_tokenizer_file
 from hlat.data.tokenizer import EMBEDDED_FILE
 from hlat.storage.storage_path import StoragePath
 

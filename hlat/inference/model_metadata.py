@@ -15,7 +15,7 @@ from hlat.config.config_errors import ConfigError
 from hlat.config.config_json import parse_section
 from hlat.config.model import ModelConfig
 from hlat.config.precision import Dtype
-from hlat.model import hugging_face_config
+from hlat.model.families import hugging_face_config
 from hlat.storage import storage_path
 from hlat.storage.bounded_files import read_bounded
 from hlat.tracking.run_directory import find_latest_submission_path

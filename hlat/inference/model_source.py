@@ -7,16 +7,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from hlat.checkpoint import (
-    checkpoint_lookup,
-    checkpoint_store,
-    hugging_face_export,
-    pretrained_weights,
-    training_settings,
-)
+from hlat.checkpoint import checkpoint_lookup, checkpoint_store, training_settings
 from hlat.checkpoint.checkpoint_directory import format_step_name
 from hlat.checkpoint.checkpoint_manifest import COMMIT_MARKER
-from hlat.checkpoint.pretrained_files import PretrainedFiles, load_pretrained_files
+from hlat.checkpoint.hugging_face import pretrained_weights, weight_export
+from hlat.checkpoint.hugging_face.pretrained_files import PretrainedFiles, load_pretrained_files
 from hlat.checkpoint.training_state import TrainingState
 from hlat.config import run_identity
 from hlat.config.config_errors import ConfigError
@@ -130,7 +125,7 @@ def open_checkpoint(
     """
     state = TrainingState.from_json(checkpoint_store.load_state_json(checkpoint_dir))
     model = run_identity.build_saved_model_config(state.fixed)
-    hugging_face_export.validate_weights_match(checkpoint_dir, model)
+    weight_export.validate_weights_match(checkpoint_dir, model)
     settings = training_settings.parse_training_settings(checkpoint_dir, state)
     run_dir = training_settings.find_run_dir(source, checkpoint_dir)
     tokenizer_file = training_settings.find_tokenizer(

@@ -63,7 +63,8 @@ def _find_init_from_problems(config: Config) -> list[str]:
         return []
     assert config.run.name is not None, "resolve names every run"
     # safetensors may be missing on a login node
-    from hlat.checkpoint import checkpoint_directory, pretrained_weights
+    from hlat.checkpoint import checkpoint_directory
+    from hlat.checkpoint.hugging_face import pretrained_weights
     from hlat.storage import storage_path
 
     destination = config.checkpoint.destination

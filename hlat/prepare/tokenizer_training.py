@@ -59,7 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _train(arguments: argparse.Namespace) -> int:
-    from hlat.data import hugging_face_tokenizer, tokenizer_round_trip
+    from hlat.checkpoint.hugging_face import tokenizer_files
+    from hlat.data import tokenizer_round_trip
     from hlat.prepare import embedded_tokenizer as train_tokenizer
     from hlat.prepare import input_files, text_losses, train_command
     from hlat.prepare.text_sample import TextSample
@@ -84,7 +85,7 @@ def _train(arguments: argparse.Namespace) -> int:
     with output_directory.create_output_directory(output) as directory:
         path = directory / "tokenizer.json"
         bpe.save(str(path), pretty=False)
-        contents = hugging_face_tokenizer.build_tokenizer_files(
+        contents = tokenizer_files.build_tokenizer_files(
             path, arguments.eos_token, _UNLIMITED_LENGTH, bos_token=arguments.bos_token
         )
         for name, content in contents.items():

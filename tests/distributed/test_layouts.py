@@ -12,7 +12,7 @@ import torch
 
 from hlat.config.precision import Dtype
 from hlat.config.run import Config
-from hlat.model import hugging_face_config
+from hlat.model.families import hugging_face_config
 from tests.distributed import checks
 from tests.distributed.checks import layers
 from tests.distributed.ranks import Ranks

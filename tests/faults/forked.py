@@ -33,7 +33,8 @@ _FORK_SAFE = "jemalloc_bg_thd"
 
 def import_all() -> None:
     """Import the modules of a run; raise RuntimeError if a fork would lose a thread."""
-    skipped = ("hlat.model.hugging_face_config", "hlat.engine.nxd.")  # transformers, Neuron
+    # They need transformers and Neuron's libraries
+    skipped = ("hlat.model.families.hugging_face_config", "hlat.engine.nxd.")
     for module in pkgutil.walk_packages(hlat.__path__, "hlat."):
         if not module.name.startswith(skipped):
             importlib.import_module(module.name)

@@ -10,19 +10,19 @@ import torch
 from omegaconf import OmegaConf
 from safetensors.torch import save
 
-from hlat.checkpoint import checkpoint_listing, checkpoint_store, pretrained_weights
+from hlat.checkpoint import checkpoint_listing, checkpoint_store
 from hlat.checkpoint.checkpoint_directory import load_checkpoint_root
 from hlat.checkpoint.checkpoint_lookup import find_checkpoint_root
+from hlat.checkpoint.hugging_face import pretrained_weights
+from hlat.checkpoint.hugging_face.pretrained_files import load_pretrained_files
 from hlat.checkpoint.nxd_rank_files import NxdRankFiles
-from hlat.checkpoint.pretrained_files import load_pretrained_files
 from hlat.checkpoint.training_state import TrainingState
 from hlat.config import compose
 from hlat.config.model import ModelConfig
 from hlat.config.precision import Dtype
 from hlat.distributed.state_shard import StateShard
-from hlat.model import hugging_face_config
 from hlat.model.decoder_spec import list_parameter_specs
-from hlat.model.families import FAMILY_NAMES
+from hlat.model.families import FAMILY_NAMES, hugging_face_config
 from tests.fuzz.fuzzer import Target
 from tests.fuzz.mutations import (
     either,

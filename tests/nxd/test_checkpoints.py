@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hlat.checkpoint.pretrained_weights import load_pretrained, validate_pretrained
+from hlat.checkpoint.hugging_face.pretrained_weights import load_pretrained, validate_pretrained
 from hlat.config.config_errors import ConfigError
 from hlat.config.model import ModelConfig
 from hlat.distributed.state_shard import StateShard

@@ -12,7 +12,7 @@ from hlat import train
 from hlat.config.precision import Dtype
 from hlat.config.resolve import resolve_config
 from hlat.engine.engine_factory import create_engine
-from hlat.model import hugging_face_config
+from hlat.model.families import hugging_face_config
 from tests.distributed import checks
 from tests.nxd.support.ranks import RankError, require_nxd, run
 

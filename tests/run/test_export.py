@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from safetensors.torch import load_file
 
 from hlat import export
-from hlat.checkpoint.pretrained_weights import load_pretrained
+from hlat.checkpoint.hugging_face.pretrained_weights import load_pretrained
 from hlat.config.model import ModelConfig
 from hlat.data.tokenizer import EMBEDDED_FILE
 from hlat.distributed.state_shard import StateShard

@@ -21,8 +21,9 @@ import pytest
 
 from hlat import export
 from hlat.checkpoint import __main__ as checkpoint_command
-from hlat.checkpoint import checkpoint_store, pretrained_files, pretrained_weights
+from hlat.checkpoint import checkpoint_store
 from hlat.checkpoint.checkpoint_errors import CorruptCheckpointError
+from hlat.checkpoint.hugging_face import pretrained_files, pretrained_weights
 from hlat.config.config_errors import ConfigError
 from hlat.config.resolve import resolve_config
 from hlat.data import prompt_tokenizer

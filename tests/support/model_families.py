@@ -17,7 +17,7 @@ from hlat.model.canonical_views import iter_canonical_views
 from hlat.model.computation_settings import replace_settings
 from hlat.model.decoder import Decoder
 from hlat.model.families import FAMILIES, FAMILY_NAMES
-from hlat.model.hugging_face_config import build_hf_config
+from hlat.model.families.hugging_face_config import build_hf_config
 from hlat.model.rope_spec import RopeScaling
 
 transformers = pytest.importorskip("transformers")

@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from hlat.checkpoint.pretrained_weights import (
+from hlat.checkpoint.hugging_face.pretrained_weights import (
     find_weights_dir,
     load_pretrained,
     validate_pretrained,
@@ -547,7 +547,7 @@ def test_file_names_are_validated_without_torch(tag: Path) -> None:
     (tag / "model" / FIRST).unlink()
     program = (
         "import sys; sys.modules['torch'] = None\n"
-        "from hlat.checkpoint.pretrained_weights import validate_pretrained\n"
+        "from hlat.checkpoint.hugging_face.pretrained_weights import validate_pretrained\n"
         "from hlat.config.model import ModelConfig\n"
         f"validate_pretrained({str(tag)!r}, ModelConfig('gqa', 3, 64, 96, 8, 2, 128))"
     )

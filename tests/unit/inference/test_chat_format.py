@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hlat.checkpoint.pretrained_files import PretrainedFiles
+from hlat.checkpoint.hugging_face.pretrained_files import PretrainedFiles
 from hlat.config.config_errors import ConfigError
 from hlat.inference.chat_format import ChatFormat, load_chat_format
 

@@ -11,7 +11,7 @@ from hlat.config.resolve import resolve_config
 from hlat.engine.engine_factory import create_engine
 from hlat.engine.native.decoding import NativeDecodeState
 from hlat.inference.inference_model import InferenceModel, build_stop_check
-from hlat.model import hugging_face_config
+from hlat.model.families import hugging_face_config
 
 transformers = pytest.importorskip("transformers")
 

@@ -7,7 +7,7 @@ import pytest
 from hlat.config.resolve import resolve_config
 from hlat.model.decoder_spec import count_parameters
 from hlat.model.families import FAMILY_NAMES
-from hlat.model.hugging_face_config import find_inexpressible_settings
+from hlat.model.families.hugging_face_config import find_inexpressible_settings
 from tests.support.model_families import load_preset
 
 FOLDER = Path(__file__).resolve().parents[3] / "conf" / "model"

@@ -16,20 +16,21 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from hlat.checkpoint import checkpoint_store, hugging_face_export
-from hlat.checkpoint.hugging_face_export import export_weights, split_into_shards
-from hlat.checkpoint.pretrained_weights import (
+from hlat.checkpoint import checkpoint_store
+from hlat.checkpoint.hugging_face import weight_export
+from hlat.checkpoint.hugging_face.pretrained_weights import (
     SAFE_WEIGHTS_INDEX_NAME,
     SAFE_WEIGHTS_NAME,
     load_pretrained,
 )
+from hlat.checkpoint.hugging_face.weight_export import export_weights, split_into_shards
 from hlat.config.config_errors import ConfigError
 from hlat.config.model import ModelConfig
 from hlat.config.precision import Dtype
 from hlat.distributed.state_shard import StateShard
 from hlat.model.decoder import Decoder
 from hlat.model.decoder_spec import list_parameter_specs
-from hlat.model.hugging_face_config import build_hf_config
+from hlat.model.families.hugging_face_config import build_hf_config
 from tests.support.llama_models import MODELS, _seed, build_weight_shards  # noqa: F401
 
 transformers = pytest.importorskip("transformers")
@@ -242,7 +243,7 @@ def test_two_exports_to_one_folder_do_not_mix(tmp_path: Path) -> None:
 
 def test_only_one_file_is_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     held: list[int] = []
-    real = hugging_face_export.safetensors_file.serialize_tensors
+    real = weight_export.safetensors_file.serialize_tensors
 
     def watched(tensors: Any, metadata: Any) -> Any:
         held.append(sum(values.nbytes for _, values in tensors.values()))
@@ -251,7 +252,7 @@ def test_only_one_file_is_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     checkpoint = checkpoint_store.save_checkpoint(
         tmp_path / "checkpoints", 1, build_weight_shards(MODEL, llama(MODEL)), {}
     )
-    monkeypatch.setattr(hugging_face_export.safetensors_file, "serialize_tensors", watched)
+    monkeypatch.setattr(weight_export.safetensors_file, "serialize_tensors", watched)
     files = split_into_shards(MODEL, Dtype.fp32, 60_000)
     export_weights(tmp_path / "out", checkpoint, files, Dtype.fp32, {}, lambda _: None)
     assert len(held) == len(files)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hlat.checkpoint.checkpoint_errors import parse_json_object, raise_as_corrupt
-from hlat.data.hugging_face_tokenizer import find_tokenizer_file
+from hlat.checkpoint.hugging_face.tokenizer_files import find_tokenizer_file
 from hlat.storage.bounded_files import read_bounded
 
 _GENERATION_CONFIG, _TOKENIZER_CONFIG = "generation_config.json", "tokenizer_config.json"

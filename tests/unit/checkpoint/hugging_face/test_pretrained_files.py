@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from hlat.checkpoint.checkpoint_errors import CorruptCheckpointError
-from hlat.checkpoint.pretrained_files import PretrainedFiles, load_pretrained_files
-from hlat.data.hugging_face_tokenizer import build_tokenizer_files
+from hlat.checkpoint.hugging_face.pretrained_files import PretrainedFiles, load_pretrained_files
+from hlat.checkpoint.hugging_face.tokenizer_files import build_tokenizer_files
 from hlat.data.tokenizer import EMBEDDED_EOS_TOKEN, EMBEDDED_FILE
 
 transformers = pytest.importorskip("transformers")

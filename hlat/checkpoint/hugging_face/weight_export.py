@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hlat.checkpoint import checkpoint_store, safetensors_file
-from hlat.checkpoint.pretrained_weights import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
+from hlat.checkpoint.hugging_face.pretrained_weights import (
+    SAFE_WEIGHTS_INDEX_NAME,
+    SAFE_WEIGHTS_NAME,
+)
 from hlat.config.config_errors import ConfigError
 from hlat.config.model import ModelConfig
 from hlat.config.precision import Dtype

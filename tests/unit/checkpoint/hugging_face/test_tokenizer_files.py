@@ -10,7 +10,7 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors
 
-from hlat.data.hugging_face_tokenizer import build_tokenizer_files, find_tokenizer_file
+from hlat.checkpoint.hugging_face.tokenizer_files import build_tokenizer_files, find_tokenizer_file
 from hlat.data.prompt_tokenizer import (
     PromptTokenizer,
     find_added_bos_token,

@@ -26,8 +26,8 @@ from hlat.config.config_errors import ConfigError
 from hlat.config.model import ModelConfig
 from hlat.distributed.state_shard import StateShard
 from hlat.distributed.tensor_slice import build_full_slice
-from hlat.model import hugging_face_config
 from hlat.model.decoder_spec import list_parameter_specs
+from hlat.model.families import hugging_face_config
 from hlat.storage.bounded_files import read_bounded
 
 if TYPE_CHECKING:

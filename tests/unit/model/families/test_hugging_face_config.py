@@ -13,7 +13,7 @@ from hlat.config.precision import Dtype
 from hlat.model.attention_spec import LayerType, QKNormScope
 from hlat.model.computation_settings import find_differing_settings, replace_settings
 from hlat.model.families import FAMILIES, FAMILY_NAMES
-from hlat.model.hugging_face_config import (
+from hlat.model.families.hugging_face_config import (
     build_hf_config,
     find_hf_config_mismatches,
     find_inexpressible_settings,

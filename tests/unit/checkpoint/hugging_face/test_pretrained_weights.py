@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from hlat.checkpoint.pretrained_weights import (
+from hlat.checkpoint.hugging_face.pretrained_weights import (
     SAFE_WEIGHTS_INDEX_NAME,
     SAFE_WEIGHTS_NAME,
     load_pretrained,
@@ -257,7 +257,7 @@ def test_missing_truncated_and_unindexed_files_are_rejected(folder: Path) -> Non
 def test_shapes_are_validated_without_torch(folder: Path) -> None:
     program = (
         "import sys; sys.modules['torch'] = None\n"
-        "from hlat.checkpoint.pretrained_weights import validate_pretrained\n"
+        "from hlat.checkpoint.hugging_face.pretrained_weights import validate_pretrained\n"
         "from hlat.config.model import ModelConfig\n"
         f"validate_pretrained({str(folder)!r}, ModelConfig{dataclasses.astuple(MODEL)[:8]!r})\n"
         "print('looked')"
