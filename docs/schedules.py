@@ -13,7 +13,7 @@ from hlat.config.batch import BatchConfig
 from hlat.config.optimizer import OptimizerConfig
 from hlat.config.phase import PhaseConfig, StageConfig
 from hlat.config.run import Config
-from hlat.config.schedule import ScheduleConfig, ScheduleShape
+from hlat.config.schedule import ScheduleConfig
 from hlat.figures.report_figure import INK, MATPLOTLIB_STYLE, SERIES
 from hlat.optim.lr_schedule import compute_lr
 
@@ -21,11 +21,11 @@ COLOURS = [INK, SERIES[1], SERIES[0], *SERIES[2:4]]
 STYLE = MATPLOTLIB_STYLE | {"svg.hashsalt": "hlat"}
 WARMUP, TOTAL, FLOOR = 50, 1000, 0.1
 SHAPES = [
-    ScheduleConfig(ScheduleShape.constant, WARMUP, TOTAL, None),
-    ScheduleConfig(ScheduleShape.wsd, WARMUP, TOTAL, FLOOR, 200),
-    ScheduleConfig(ScheduleShape.hlat, WARMUP, TOTAL, FLOOR),
-    ScheduleConfig(ScheduleShape.cosine, WARMUP, TOTAL, FLOOR),
-    ScheduleConfig(ScheduleShape.linear, WARMUP, TOTAL, FLOOR),
+    ScheduleConfig("constant", WARMUP, TOTAL, None),
+    ScheduleConfig("wsd", WARMUP, TOTAL, FLOOR, 200),
+    ScheduleConfig("hlat", WARMUP, TOTAL, FLOOR),
+    ScheduleConfig("cosine", WARMUP, TOTAL, FLOOR),
+    ScheduleConfig("linear", WARMUP, TOTAL, FLOOR),
 ]
 STAGES = {
     "constant, then annealed": (

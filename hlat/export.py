@@ -70,6 +70,7 @@ def _build_parser() -> CommandLineParser:
     add("--trusted-keys", metavar="FILE", help=trusted)
     tokenizer = "the run's tokenizer.json, if it was moved"
     add("--tokenizer", type=Path, metavar="FILE", help=tokenizer)
+    parser.add_extensions()
     return parser
 
 
@@ -91,7 +92,7 @@ def _export(arguments: argparse.Namespace) -> ExitCode:
     for reason in refused:
         print(f"WARNING: {reason}", file=sys.stderr)
     state = TrainingState.from_json(checkpoint_store.load_state_json(checkpoint))
-    model = run_identity.build_saved_model_config(state.fixed)
+    model = run_identity.build_saved_model_config(state.fixed, state.config)
     weight_export.validate_weights_match(checkpoint, model)
     known = training_settings.parse_training_settings(checkpoint, state)
     run, length = training_settings.find_run_dir(source, checkpoint), known.sequence_length

@@ -19,7 +19,7 @@ from hlat.checkpoint.checkpoint_lookup import VerifiedCheckpoint
 from hlat.checkpoint.hugging_face import pretrained_weights
 from hlat.checkpoint.start_validation import find_start_problems
 from hlat.checkpoint.training_state import TrainingState
-from hlat.config import run_identity
+from hlat.config import extensions, run_identity
 from hlat.config.config_errors import ConfigError
 from hlat.config.run import Config
 from hlat.config.run_steps import compute_total_steps
@@ -29,6 +29,7 @@ from hlat.distributed.object_group import ObjectGroup, broadcast_object
 from hlat.engine.interface import Engine
 from hlat.storage.storage_path import StoragePath, parse_storage_path
 from hlat.tracking import finished_runs
+from hlat.tracking.run_directory import EXTENSIONS_DIR
 from hlat.tracking.tracker import Tracker
 
 
@@ -69,6 +70,7 @@ def resume(
         raise ConfigError(*(f"cannot {action} {path}: {problem}" for problem in problems))
     changed = run_identity.find_differences(state.adjustable, initial.adjustable)
     changed += loader.load_state_dict(state.data)
+    changed += extensions.describe_changes(run_dir / EXTENSIONS_DIR, config.extensions)
     loader.skip_batches(load_skipped_batches(config, group, tracker))
     checkpoint_store.load_checkpoint(path, engine.state_shards(), manifest)
     if state.step < compute_total_steps(config):

@@ -44,7 +44,7 @@ def _validate_state(state: TrainingState, manifest: CheckpointManifest) -> None:
         raise ConfigError(f"state.json has step {state.step}, manifest.json has {manifest.step}")
     if not state.weights_only:
         data_fingerprint.validate_state(state.data)
-    model = build_saved_model_config(state.fixed)
+    model = build_saved_model_config(state.fixed, state.config)
     if model.num_layers > len(manifest.tensors):  # else the expected tensors would fill the memory
         raise ConfigError(
             f"manifest.json has {len(manifest.tensors)} tensors for {model.num_layers} layers"

@@ -98,7 +98,7 @@ class CommandLineParser(argparse.ArgumentParser):
             formatter_class=partial(_HelpFormatter, max_help_position=28),
             allow_abbrev=False,
         )
-        self._takes_overrides = takes_overrides
+        self._takes_overrides, self._loads_extensions = takes_overrides, False
         self._optionals.title = "settings"
 
     def add_model(self) -> None:
@@ -109,12 +109,20 @@ class CommandLineParser(argparse.ArgumentParser):
         self.add_argument("--step", type=int, metavar="N", help=step)
         tokenizer = "the run's tokenizer.json, if it was moved"
         self.add_argument("--tokenizer", type=Path, metavar="FILE", help=tokenizer)
+        self.add_extensions()
+
+    def add_extensions(self) -> None:
+        """Add the files of the user that register the components of a model."""
+        files = "Python files with the model's components (docs/guides/own-idea.md)"
+        self.add_argument("--extensions", metavar="[FILE,..]", help=files)
+        self._loads_extensions = True
 
     def add_overrides(self, help_text: str) -> None:
         """Add the overrides of a composed configuration, and `--config-dir` as in hlat train."""
         self.add_argument("overrides", nargs="*", metavar="OVERRIDE", help=help_text)
         searched = "also search DIR for choices of groups (docs/guides/own-files.md)"
         self.add_argument("--config-dir", metavar="DIR", help=searched)
+        self._loads_extensions = True
 
     def parse(self, argv: Sequence[str] | None = None) -> argparse.Namespace:
         """Return the parsed command line; exit with code 2 if it is wrong.
@@ -128,6 +136,8 @@ class CommandLineParser(argparse.ArgumentParser):
         if problems := problems or find_repeated_keys(self._list_settings(typed)):
             lines = [f"{self.prog}: {problem}\n" for problem in problems]
             self.exit(ExitCode.CONFIGURATION, "".join(lines))
+        if self._loads_extensions:
+            self._load_extensions(typed)
         converted = [self._convert_setting(word) for word in typed]
         return self.parse_intermixed_args([word for word in converted if word is not None])
 
@@ -151,6 +161,14 @@ class CommandLineParser(argparse.ArgumentParser):
         """Exit with code 2 because `word` is not a setting, and suggest the nearest one."""
         key = word.partition("=")[0]
         self.error(f"{key}= is not a setting of this command{self._suggest(key)}")
+
+    def _load_extensions(self, typed: Sequence[str]) -> None:
+        from hlat.config import extensions
+
+        try:
+            extensions.load_from_command_line(word.removeprefix("--") for word in typed)
+        except ConfigError as error:
+            self.exit(ExitCode.CONFIGURATION, f"{self.prog}: {error}\n")
 
     def _get_settings(self) -> list[argparse.Action]:
         return [a for a in self._actions if a.option_strings and "--help" not in a.option_strings]

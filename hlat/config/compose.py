@@ -24,6 +24,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from hlat.config import config_loader, redaction
+from hlat.config.components import extend_schema
 from hlat.config.config_errors import ConfigError
 from hlat.config.config_files import list_user_config_dirs
 from hlat.config.hydra_errors import convert_hydra_error
@@ -42,7 +43,7 @@ def register_configs() -> None:
     config_loader.install_safe_config_loader()
     redaction.install_resolver()
     store = ConfigStore.instance()
-    store.store(name="schema", node=Config)
+    store.store(name="schema", node=extend_schema(Config))
     detected = {"defaults": [choose_local_hardware(), "_self_"], "processes_per_node": None}
     store.store(group="hardware", name="local", node=detected)
     for study in sorted(find_package_dir("sweeps").glob("*.yaml")):

@@ -19,6 +19,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from hlat.config import extensions
 from hlat.config.config_errors import ConfigError
 from hlat.config.hydra_config_security import find_code_references, validate_search_path
 from hlat.config.override_keys import list_replaced_axes
@@ -86,6 +87,7 @@ class SafeConfigLoader(ConfigLoaderImpl):
         config = self._compose(config_name, overrides, run_mode, *args, **kwargs)
         if problems := list(find_code_references(config)):
             raise ConfigError(*problems)
+        extensions.list_loaded(config.get(extensions.KEY) or ())
         if run_mode is RunMode.MULTIRUN:
             axes = config.hydra.sweeper.get("params") or {}
             for message in list_replaced_axes(axes, overrides):

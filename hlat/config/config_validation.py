@@ -8,19 +8,14 @@ hlat.config.engine_capabilities.
 from collections.abc import Callable, Iterable, Iterator
 
 from hlat.config.bounds import find_bounds_violations
+from hlat.config.components import find_component_problems, get_spec, list_components
 from hlat.config.engine_capabilities import find_unsupported_settings
 from hlat.config.parallelism_validation import PARALLELISM_VALIDATORS, format_divisibility_error
 from hlat.config.precision import Dtype, Fp32Operator, RoundingMode
 from hlat.config.run import Config
-from hlat.config.schedule import ScheduleShape
+from hlat.config.schedule import ScheduleSpec
 from hlat.model.decoder_spec import find_conflicts
 from hlat.model.families import FAMILY_NAMES
-
-_SHAPES_BY_FIELD = {
-    "min_lr_ratio": set(ScheduleShape) - {ScheduleShape.constant},
-    "decay_steps": {ScheduleShape.wsd},
-}
-"""Shapes that use an optional field."""
 
 
 def validate_steps(config: Config) -> Iterator[str]:
@@ -48,18 +43,21 @@ def validate_steps(config: Config) -> Iterator[str]:
 
 def validate_shape_fields(config: Config) -> Iterator[str]:
     """Require the fields that the schedule's shape uses, and null for the others."""
-    schedule, shape = config.schedule, config.schedule.name
+    schedule = config.schedule
+    if schedule.name not in {one.kind for one in list_components("schedule")}:
+        return  # validate_components reports it
+    spec: ScheduleSpec = get_spec("schedule", schedule.name)
     examples = {"min_lr_ratio": 0.1, "decay_steps": max(1, schedule.total_steps // 5)}
     for key, example in examples.items():
         value = getattr(schedule, key)
-        if shape in _SHAPES_BY_FIELD[key] and value is None:
+        if key in spec.fields and value is None:
             yield (
-                f"schedule.name={shape.value} reads schedule.{key}, which is null; "
+                f"schedule.name={schedule.name} reads schedule.{key}, which is null; "
                 f"set it, for example to {example}"
             )
-        if shape not in _SHAPES_BY_FIELD[key] and value is not None:
+        if key not in spec.fields and value is not None:
             yield (
-                f"schedule.name={shape.value} does not read schedule.{key}={value}; "
+                f"schedule.name={schedule.name} does not read schedule.{key}={value}; "
                 f"use schedule.{key}=null"
             )
 
@@ -106,7 +104,10 @@ def validate_recovery(config: Config) -> Iterator[str]:
 
 
 def validate_components(config: Config) -> Iterator[str]:
-    """Require settings of model components that fit together."""
+    """Require known components, and settings of the model's components that fit together."""
+    if problems := [*find_component_problems(config)]:
+        yield from problems
+        return
     yield from find_conflicts(config.model)
     if config.model.family not in FAMILY_NAMES:
         yield f"model.family={config.model.family} is unknown; use {', '.join(FAMILY_NAMES)}"

@@ -18,7 +18,6 @@ import yaml
 from hlat.config.conditions import are_met, resolve_references
 from hlat.config.config_errors import ConfigError
 from hlat.config.engine import EngineBackend
-from hlat.config.model import ModelConfig
 from hlat.config.run import Config
 
 _YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the one in C is ten times as fast
@@ -123,8 +122,8 @@ def find_unsupported_settings(config: Config) -> Iterator[str]:
 
 def find_unsupported_components(config: Config, engine: EngineBackend) -> Iterator[str]:
     """Yield an error message for each setting of a component that an engine does not support."""
-    patterns, default = ENGINE_CAPABILITIES[engine].component_settings, ModelConfig()
-    for component in fields(ModelConfig):
+    patterns, default = ENGINE_CAPABILITIES[engine].component_settings, type(config.model)()
+    for component in fields(default):
         section = getattr(config.model, component.name)
         settings = fields(section) if is_dataclass(section) else ()
         for name in (setting.name for setting in settings):

@@ -22,7 +22,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from hlat.config import compose, frozen_config, hydra_config_security
+from hlat.config import compose, extensions, frozen_config, hydra_config_security
 from hlat.config.config_errors import ConfigError, ExitCode
 from hlat.config.hydra_errors import convert_hydra_error
 from hlat.config.override_keys import validate_distinct_keys
@@ -64,6 +64,12 @@ def run_entry_point(task: Callable[[DictConfig], ExitCode]) -> None:
     # OpenMP reads this once, when it is loaded. Waiting threads must not spin: two processes that
     # share cores would slow each other down tenfold (docs/log.md)
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    try:
+        extensions.load_from_command_line(sys.argv[1:])
+    except ConfigError as error:
+        if show_traceback:
+            raise
+        sys.exit(_print_errors(error))
     compose.register_configs()
     main = hydra.main(
         version_base="1.3", config_path=str(find_package_dir("conf")), config_name="config"

@@ -13,7 +13,8 @@ from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 
-from hlat.config import redaction
+from hlat.config import extensions, redaction
+from hlat.config.components import extend_schema
 from hlat.config.config_errors import ConfigError
 from hlat.config.run import Config
 
@@ -37,14 +38,15 @@ def save_frozen_config(
     command_line: CommandLine,
     updates: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write a composed configuration, changed by `updates` by key, and its command line.
+    """Write a composed configuration, its command line, and copies of its extensions.
 
-    `directory` exists.
+    `directory` exists. The configuration is changed by `updates` by key.
     """
     if updates:
         composed = OmegaConf.create(composed)
         for key, value in updates.items():
             OmegaConf.update(composed, key, value)
+    extensions.save_copies(directory, composed.get(extensions.KEY) or ())
     (directory / _CONFIG_FILE).write_text(format_config(composed))
     (directory / _COMMAND_LINE_FILE).write_text(json.dumps(asdict(command_line), indent=2) + "\n")
 
@@ -61,7 +63,7 @@ def format_config(composed: DictConfig) -> str:
 
 
 def load_frozen_config(directory: Path) -> DictConfig:
-    """Return the configuration that `save_frozen_config` saved.
+    """Return the configuration that `save_frozen_config` saved, after loading its extensions.
 
     Names of directories in it are resolved, so the variables of its command line are redacted.
 
@@ -78,7 +80,9 @@ def load_frozen_config(directory: Path) -> DictConfig:
             f"{FROZEN_FLAG} {directory}: {error.filename}: {error.strerror}; the flag is for jobs "
             "of a launcher, which writes that directory"
         ) from error
-    return cast(DictConfig, OmegaConf.merge(OmegaConf.structured(Config), config))
+    for path in config.get(extensions.KEY) or ():
+        extensions.load_extension(str(directory / Path(path).name), path)
+    return cast(DictConfig, OmegaConf.merge(OmegaConf.structured(extend_schema(Config)), config))
 
 
 def load_command_line(directory: Path) -> CommandLine:

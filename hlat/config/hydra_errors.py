@@ -14,6 +14,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.errors import OverrideParseException
 
 from hlat.config import config_files
+from hlat.config.components import extend_schema
 from hlat.config.config_errors import ConfigError
 from hlat.config.package_dirs import list_choices
 from hlat.config.run import Config
@@ -144,7 +145,7 @@ def _build_file_error(name: str, problem: str, key: str | None) -> ConfigError:
 
 def list_config_keys() -> list[str]:
     """Return every key of the configuration, groups included, such as `optimizer.beta2`."""
-    return list(_iterate_keys(Config, ""))
+    return list(_iterate_keys(extend_schema(Config), ""))
 
 
 def _iterate_keys(node: type, prefix: str) -> typing.Iterator[str]:
@@ -156,7 +157,7 @@ def _iterate_keys(node: type, prefix: str) -> typing.Iterator[str]:
 
 def _list_names(group: str) -> list[str]:
     """Return the names of the keys of a node, such as `data.sources.NAME`; empty if unknown."""
-    node: typing.Any = Config
+    node: typing.Any = extend_schema(Config)
     for part in re.split(r"[.\[]", group.replace("]", "")) if group else []:
         if dataclasses.is_dataclass(node):
             node = typing.get_type_hints(node).get(part)

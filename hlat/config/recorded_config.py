@@ -17,6 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from hlat.config import redaction
 from hlat.config.bounds import find_bounds_violations
+from hlat.config.components import extend_schema
 from hlat.config.config_errors import ConfigError
 from hlat.config.config_json import parse_section
 from hlat.config.resolve import resolve_config
@@ -107,7 +108,7 @@ def parse_run_config(config_yaml: str) -> Config:
         ConfigError: The text is not the configuration of a run, or is invalid in this version.
     """
     try:
-        schema = OmegaConf.structured(Config)
+        schema = OmegaConf.structured(extend_schema(Config))
         merged = OmegaConf.merge(schema, _escape_resolvers(config_yaml))
         return resolve_config(cast(DictConfig, merged))
     except ConfigError:

@@ -48,6 +48,9 @@ class Config:
     """Configuration of a run, one field per config group."""
 
     run: RunConfig = field(default_factory=RunConfig)
+    extensions: list[str] = field(default_factory=list)
+    """Python files of the user that register components (docs/guides/own-idea.md). Only the command
+    line can set them, as extensions=[FILE,...]."""
     model: ModelConfig = field(default_factory=ModelConfig)
     batch: BatchConfig = field(default_factory=BatchConfig)
     parallelism: ParallelismConfig = field(default_factory=ParallelismConfig)

@@ -15,9 +15,16 @@ from typing import Any
 from omegaconf.errors import OmegaConfBaseException
 
 from hlat.config.batch import BatchConfig
+from hlat.config.components import (
+    SELECTORS,
+    extend_schema,
+    list_registered,
+    list_unused_settings,
+)
 from hlat.config.config_errors import ConfigError
 from hlat.config.config_json import parse_section
 from hlat.config.data import DataConfig
+from hlat.config.extensions import compute_hashes, format_missing_extension
 from hlat.config.model import ModelConfig
 from hlat.config.run import Config
 
@@ -55,10 +62,10 @@ def collect_fixed_settings(config: Config) -> dict[str, Any]:
     The loader has its own fingerprint of the settings that determine the data position. Defaults of
     the initial weights and of components are omitted, as older runs lack these keys.
     """
-    defaults = INITIAL_WEIGHTS_DEFAULTS | flatten_model(ModelConfig())
+    defaults = INITIAL_WEIGHTS_DEFAULTS | flatten_model(type(config.model)())
     return {
         key: value
-        for key, value in flatten_model(config.model).items()
+        for key, value in _drop_unused(flatten_model(config.model), config).items()
         if key in _KEYS_OF_ALL_RUNS or value != defaults[key]
     }
 
@@ -68,12 +75,19 @@ def flatten_model(model: ModelConfig) -> dict[str, Any]:
     return _flatten(_collect_fields(model), "model")
 
 
-def build_saved_model_config(fixed_settings: Mapping[str, Any]) -> ModelConfig:
+def build_saved_model_config(
+    fixed_settings: Mapping[str, Any], config_yaml: str = ""
+) -> ModelConfig:
     """Return the model that was saved with `fixed_settings`.
 
     Raises:
-        ConfigError: The settings are from another version of hlat.
+        ConfigError: The settings are from another version of hlat, or a component is that of an
+            extension that is not loaded; the message has the path in `config_yaml`.
     """
+    for section, key in SELECTORS.items():
+        kind = fixed_settings.get(f"{section}.{key}")
+        if kind is not None and (section, kind) not in list_registered():
+            raise ConfigError(format_missing_extension(section, kind, config_yaml))
     try:
         fields: dict[str, Any] = {}
         for key, value in fixed_settings.items():
@@ -83,7 +97,7 @@ def build_saved_model_config(fixed_settings: Mapping[str, Any]) -> ModelConfig:
                 for name in path:
                     section = section.setdefault(name, {})
                 section[leaf] = value
-        return parse_section(ModelConfig, fields)
+        return parse_section(extend_schema(ModelConfig, "model."), fields)
     except OmegaConfBaseException as error:
         raise ConfigError(
             f"the model was saved by another version of hlat ({str(error).splitlines()[0]})"
@@ -98,7 +112,7 @@ def collect_adjustable_settings(config: Config) -> dict[str, Any]:
     data = config.data
     settings |= {f"data.sources.{name}.weight": s.weight for name, s in data.sources.items()}
     masks = {"data.document_mask": data.document_mask, "data.loss_mask": data.loss_mask}
-    return settings | masks
+    return _drop_unused(settings, config) | masks | compute_hashes(config.extensions)
 
 
 def collect_data_settings(data: DataConfig, batch: BatchConfig, seed: int) -> dict[str, Any]:
@@ -173,6 +187,12 @@ def build_default_run_name(config: Config) -> str:
     ]
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
     return f"{config.model.name}-{digest[:8]}"
+
+
+def _drop_unused(settings: dict[str, Any], config: Config) -> dict[str, Any]:
+    """Omit the settings of components that the configuration does not select."""
+    unused = tuple(list_unused_settings(config))
+    return {key: value for key, value in settings.items() if not f"{key}.".startswith(unused)}
 
 
 def _collect_group(config: Config, group: str) -> dict[str, Any]:

@@ -1,36 +1,32 @@
 """Learning-rate schedule."""
 
 from dataclasses import dataclass
-from enum import Enum
 
 from omegaconf import MISSING
 
 from hlat.config.bounds import bounded
+from hlat.config.components import register_component
 
 
-class ScheduleShape(Enum):
-    """Shape after the linear warm-up (formulas and sources: hlat.optim.lr_schedule)."""
+@dataclass(frozen=True)
+class ScheduleSpec:
+    """Specification of a shape after the linear warm-up (formulas: hlat.optim.lr_schedule).
 
-    constant = "constant"
-    """The peak."""
-    cosine = "cosine"
-    """Half a cosine from the peak to min_lr_ratio at total_steps."""
-    hlat = "hlat"
-    """Half a cosine from the peak to zero at total_steps, clamped at min_lr_ratio (HLAT's released
-    scheduler.py)."""
-    linear = "linear"
-    """A straight line from the peak to min_lr_ratio at total_steps."""
-    wsd = "wsd"
-    """Warm-up, stable, decay: the peak, then one minus a square root to min_lr_ratio over the last
-    decay_steps."""
+    Attributes:
+        fields: Optional fields of ScheduleConfig that the shape uses.
+        warmup_starts_at_zero: True if the first step of the warm-up has rate 0.
+    """
+
+    fields: frozenset[str] = frozenset({"min_lr_ratio"})
+    warmup_starts_at_zero: bool = False
 
 
 @dataclass
 class ScheduleConfig:
     """Warm-up, decay and minimum learning rate; independent of run.steps."""
 
-    name: ScheduleShape = MISSING
-    """Shape after the warm-up."""
+    name: str = MISSING
+    """Shape after the warm-up: constant, cosine, hlat, linear, wsd, or one of an extension."""
     warmup_steps: int = bounded(min=0)
     """Steps of linear warm-up."""
     total_steps: int = bounded(min=1)
@@ -40,3 +36,27 @@ class ScheduleConfig:
     """Minimum learning rate as a fraction of the peak; null for shapes without decay (constant)."""
     decay_steps: int | None = bounded(None, min=1)
     """Steps of decay before total_steps (wsd); null for the other shapes."""
+
+
+for _name, _summary, _spec in (
+    ("constant", "The peak.", ScheduleSpec(frozenset())),
+    ("cosine", "Half a cosine from the peak to min_lr_ratio at total_steps.", ScheduleSpec()),
+    (
+        "hlat",
+        "Half a cosine from the peak to zero at total_steps, clamped at min_lr_ratio (HLAT's "
+        "released scheduler.py).",
+        ScheduleSpec(warmup_starts_at_zero=True),
+    ),
+    (
+        "linear",
+        "A straight line from the peak to min_lr_ratio at total_steps.",
+        ScheduleSpec(),
+    ),
+    (
+        "wsd",
+        "Warm-up, stable, decay: the peak, then one minus a square root to min_lr_ratio over the "
+        "last decay_steps.",
+        ScheduleSpec(frozenset({"min_lr_ratio", "decay_steps"})),
+    ),
+):
+    register_component("schedule", _name, _summary, _spec)

@@ -60,6 +60,8 @@ class TrackingConfig:
 
     console: ConsoleStyle = ConsoleStyle.auto
     """Style of progress on the console."""
+    metrics: list[str] = field(default_factory=list)
+    """Metrics of extensions to compute and log (docs/guides/own-idea.md)."""
     services: list[TrackingService] = field(default_factory=list)
     """Tracking services: `[wandb]`, `[tensorboard]`, or both."""
     wandb: WandbConfig = field(default_factory=WandbConfig)

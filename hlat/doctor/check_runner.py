@@ -17,6 +17,7 @@ from hlat.config.run import Config
 from hlat.distributed import rank_environment
 from hlat.distributed.heartbeat import open_heartbeat
 from hlat.doctor.accumulation_check import check_accumulation
+from hlat.doctor.backward_check import check_backward
 from hlat.doctor.causality_check import check_causality
 from hlat.doctor.check_result import (
     CheckResult,
@@ -53,6 +54,7 @@ CHECKS: Mapping[str, Check] = {
     "causality": check_causality,
     "labels": check_labels,
     "decoding": check_decoding,
+    "backward": check_backward,
     "gradients": check_gradients,
     "next step": check_next_step,
     "accumulation": check_accumulation,
@@ -77,6 +79,8 @@ SYMPTOMS = {
     "labels": "a loss that stays at chance level (shift 2 or more) or falls to zero (shift 0); "
     "evaluations that are not comparable",
     "decoding": "meaningless generated text and wrong scores of a good model",
+    "backward": "a loss that is worse than the idea deserves: the gradient is that of another "
+    "function",
     "loss": "a loss that is not comparable with other runs",
     "gradients": "a loss curve that is slightly worse than possible, for the whole run",
     "reduction": "almost no symptom in the loss curve (slides of the paper); ranks train "

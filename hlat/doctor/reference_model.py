@@ -1,7 +1,8 @@
 """Reference implementation of the decoder in fp64 on one process.
 
 It shares no code with the implementation under test: not hlat.model, its layout of weights,
-or torch's attention. It reads only the settings of ModelConfig. It is slow and uses canonical
+or torch's attention. It reads only the settings of ModelConfig. Components of extensions, which
+have no second implementation, are those of `extension_reference`. It is slow and uses canonical
 weights. Tensor names end with dimensions: B batch, S sequence, H hidden, E all heads together, N
 heads, G key/value heads, D elements of a head, I intermediate, V vocabulary.
 """
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hlat.config.model import ModelConfig
+from hlat.doctor import extension_reference
 
 WeightArrays = Mapping[str, NDArray[np.float32]]
 """Full parameters by canonical name."""
@@ -164,7 +166,8 @@ def compute_logits(
         }
         x_BSH = _compute_layer(model, block, layer, x_BSH, documents_BS)
     head_VH = embedding_VH if model.tie_embeddings else weights["lm_head.weight"]
-    logits_BSV = _rms_norm(model, x_BSH, weights["model.norm.weight"]) @ head_VH.T
+    norm = {name.removeprefix("model."): weight for name, weight in weights.items()}
+    logits_BSV = _norm(model, norm, "norm", x_BSH) @ head_VH.T
     return _softcap(logits_BSV, model.head.logit_softcap)
 
 
@@ -181,7 +184,7 @@ def _compute_layer(
         return _attention(model, weights, layer, y_BSH, documents_BS)
 
     def norm(name: str, y_BSH: Tensor) -> Tensor:
-        return _rms_norm(model, y_BSH, weights[f"{name}.weight"])
+        return _norm(model, weights, name, y_BSH)
 
     scale = model.residual_multiplier
     match model.norm.placement.value:
@@ -203,6 +206,13 @@ def _compute_layer(
     return x_BSH + scale * y_BSH
 
 
+def _norm(model: ModelConfig, weights: Mapping[str, Tensor], name: str, x_BSH: Tensor) -> Tensor:
+    """Apply a norm over the hidden size, given by the name of its module."""
+    if extension_reference.is_extended(model, "model.norm"):
+        return extension_reference.compute_norm(model, weights, name, x_BSH)
+    return _rms_norm(model, x_BSH, weights[f"{name}.weight"])
+
+
 def _rms_norm(model: ModelConfig, x: Tensor, weight: Tensor) -> Tensor:
     """Apply RMSNorm over the last dimension."""
     mean = (x * x).mean(-1, keepdim=True)
@@ -218,6 +228,9 @@ def _linear(weights: Mapping[str, Tensor], name: str, x: Tensor) -> Tensor:
 
 
 def _mlp(model: ModelConfig, weights: Mapping[str, Tensor], x_BSH: Tensor) -> Tensor:
+    if extension_reference.is_extended(model, "model.mlp"):
+        return extension_reference.compute_mlp(model, weights, x_BSH)
+
     def gelu(x: Tensor) -> Tensor:
         return x / 2 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
@@ -244,6 +257,11 @@ def _attention(
     x_BSH: Tensor,
     documents_BS: Tensor,
 ) -> Tensor:
+    if extension_reference.is_extended(model, "model.attention"):
+        positions_BS = _compute_positions(documents_BS)
+        return extension_reference.compute_attention(
+            model, weights, layer, x_BSH, documents_BS, positions_BS
+        )
     settings, num_groups = model.attention, model.num_key_value_groups
     q_BNSD, k_BGSD, v_BGSD = (_project(model, weights, name, x_BSH) for name in "qkv")
     positions_BS = _compute_positions(documents_BS)

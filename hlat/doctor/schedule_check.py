@@ -18,6 +18,8 @@ from hlat.doctor.reference_packing import find_stage
 from hlat.optim import lr_schedule
 
 _NUM_SPREAD_STEPS = 500
+_SHAPES = ("constant", "cosine", "hlat", "linear", "wsd")
+"""Schedules with a formula below."""
 _TOLERANCE = 1e-9
 """Maximum error relative to the largest rate; both implementations are in fp64."""
 
@@ -25,7 +27,10 @@ _TOLERANCE = 1e-9
 def check_schedule(harness: EngineHarness) -> Iterator[CheckResult]:
     """Check the learning rate of each step, including those of stages with a rate of their own."""
     config = harness.config
-    steps, name = _select_steps(config), config.schedule.name.value
+    steps, name = _select_steps(config), config.schedule.name
+    if name not in _SHAPES:
+        yield from _check_extension(config, steps)
+        return
     rates = [lr_schedule.compute_lr(step, config) for step in steps]
     expected = [compute_reference_rate(config, step) for step in steps]
     errors = np.abs(np.subtract(rates, expected)) / max(expected)
@@ -61,13 +66,33 @@ def compute_reference_rate(config: Config, step: int) -> float:
     return stage.lr * (1 - passed) + stage.end_lr * passed
 
 
+def _check_extension(config: Config, steps: list[int]) -> Iterator[CheckResult]:
+    """Check the schedule of an extension, of which there is no formula: its rates are valid."""
+    peak = max([config.optimizer.lr, *_list_stage_rates(config)])
+    rates = np.array([lr_schedule.compute_lr(step, config) for step in steps])
+    wrong = np.flatnonzero(~((rates >= 0) & (rates <= peak * (1 + _TOLERANCE))))
+    first = wrong[0] if wrong.size else 0
+    yield build_result(
+        "schedule",
+        [FaultLocation(f"rate of step {steps[first]}", "schedule")] if wrong.size else [],
+        f"{len(steps)} rates of schedule={config.schedule.name} are between 0 and {peak:g}",
+        f"{len(wrong)} of {len(steps)} rates of schedule={config.schedule.name} are not between 0 "
+        f"and the peak {peak:g}, first at step {steps[first]}: {rates[first]:g}",
+    )
+
+
+def _list_stage_rates(config: Config) -> list[float]:
+    rates = [rate for stage in config.phase.timeline for rate in (stage.lr, stage.end_lr)]
+    return [rate for rate in rates if rate is not None]
+
+
 def _compute_factor(schedule: ScheduleConfig, step: int) -> float:
     """Return the rate relative to its peak.
 
     Sources: arXiv 1608.03983, equation 5 (cosine), scheduler.py of awslabs/HLAT (hlat), arXiv
     2502.15938 (linear) and 2405.18392 (wsd, with a decay of 1 - sqrt).
     """
-    shape, warmup, floor = schedule.name.value, schedule.warmup_steps, schedule.min_lr_ratio or 0.0
+    shape, warmup, floor = schedule.name, schedule.warmup_steps, schedule.min_lr_ratio or 0.0
     if step < warmup:
         return (step + (shape != "hlat")) / warmup
     progress = min(1.0, (step - warmup) / (schedule.total_steps - warmup))

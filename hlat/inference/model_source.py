@@ -13,7 +13,7 @@ from hlat.checkpoint.checkpoint_manifest import COMMIT_MARKER
 from hlat.checkpoint.hugging_face import pretrained_weights, weight_export
 from hlat.checkpoint.hugging_face.pretrained_files import PretrainedFiles, load_pretrained_files
 from hlat.checkpoint.training_state import TrainingState
-from hlat.config import run_identity
+from hlat.config import extensions, run_identity
 from hlat.config.config_errors import ConfigError
 from hlat.data import prompt_tokenizer
 from hlat.data.prompt_tokenizer import PromptTokenizer
@@ -124,7 +124,9 @@ def open_checkpoint(
     location of the run's tokenizer.json if it has moved.
     """
     state = TrainingState.from_json(checkpoint_store.load_state_json(checkpoint_dir))
-    model = run_identity.build_saved_model_config(state.fixed)
+    model = run_identity.build_saved_model_config(state.fixed, state.config)
+    for message in extensions.find_changed(state.adjustable):
+        print(f"WARNING: {message}", file=sys.stderr)
     weight_export.validate_weights_match(checkpoint_dir, model)
     settings = training_settings.parse_training_settings(checkpoint_dir, state)
     run_dir = training_settings.find_run_dir(source, checkpoint_dir)

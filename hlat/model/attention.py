@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from hlat.config.components import set_implementation
 from hlat.config.model import ModelConfig
 from hlat.model.attention_kernels import KeyRange, attend
 from hlat.model.attention_spec import QKNormScope, get_window
@@ -70,6 +71,16 @@ class Attention(nn.Module):
         update_kv_cache: KVCacheUpdate | None = None,
     ) -> Tensor:
         """Apply self-attention; without cos_sin, heads do not rotate; returns [B, S, H]."""
+        return self.project_output(self.attend(x_BSH, cos_sin, key_range, update_kv_cache))
+
+    def attend(
+        self,
+        x_BSH: Tensor,
+        cos_sin: RopeCosSin | None,
+        key_range: KeyRange | None = None,
+        update_kv_cache: KVCacheUpdate | None = None,
+    ) -> Tensor:
+        """Return the weighted values of each query head, [B, S, N, D]."""
         heads = (-1, self.queries_per_group + 2, self.head_dim)
         qkv_BSGTD = torch.unflatten(self.qkv_proj(x_BSH), -1, heads)
         q_BSGRD, k_BSG1D, v_BSG1D = torch.split(qkv_BSGTD, [self.queries_per_group, 1, 1], dim=-2)
@@ -84,8 +95,12 @@ class Attention(nn.Module):
         q_BNSD, k_BGSD, v_BGSD = (x.transpose(1, 2) for x in (q_BSND, k_BSGD, v_BSGD))
         if update_kv_cache is not None:
             k_BGSD, v_BGSD = update_kv_cache(k_BGSD, v_BGSD)
-        y_BNSD = self.core(q_BNSD, k_BGSD, v_BGSD, key_range, self.sinks)
-        y_BSH: Tensor = self.o_proj(y_BNSD.transpose(1, 2).flatten(2))
+        y_BNSD: Tensor = self.core(q_BNSD, k_BGSD, v_BGSD, key_range, self.sinks)
+        return y_BNSD.transpose(1, 2)
+
+    def project_output(self, y_BSND: Tensor) -> Tensor:
+        """Apply the output projection to all heads; returns [B, S, H]."""
+        y_BSH: Tensor = self.o_proj(y_BSND.flatten(2))
         return y_BSH if self.o_bias is None else y_BSH + self.o_bias
 
     def _normalize(self, norm: RMSNorm, x_BSND: Tensor) -> Tensor:
@@ -94,3 +109,6 @@ class Attention(nn.Module):
             y_BSND: Tensor = norm(x_BSND)
             return y_BSND
         return torch.unflatten(norm(x_BSND.flatten(2)), -1, (-1, self.head_dim))
+
+
+set_implementation("model.attention", "softmax", Attention)

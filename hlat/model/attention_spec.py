@@ -8,6 +8,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from hlat.config.bounds import bounded
+from hlat.config.components import get_spec, register_component
 from hlat.model import rope_spec
 from hlat.model.activation_spec import (
     ActivationTensor,
@@ -50,6 +51,8 @@ class LayerType(Enum):
 class AttentionConfig:
     """Grouped-query attention; the numbers of heads are keys of `model`."""
 
+    kind: str = "softmax"
+    """Kind of attention: softmax, or one of an extension."""
     head_dim: int | None = bounded(None, min=1)
     """Size of one attention head; null: hidden_size / num_attention_heads."""
     scale: float | None = bounded(None, above=0, below=float("inf"))
@@ -76,23 +79,6 @@ class AttentionConfig:
     gpt-oss)."""
 
 
-def find_conflicts(model: ModelConfig) -> Iterator[str]:
-    """Yield an error message for each pair of settings that conflict."""
-    settings = model.attention
-    has_sliding = LayerType.sliding in settings.layer_pattern
-    if has_sliding and settings.sliding_window is None:
-        yield (
-            "model.attention.layer_pattern has sliding layers, and model.attention.sliding_window "
-            "is null; set the number of positions, or use model.attention.layer_pattern=[full]"
-        )
-    if settings.layer_pattern and not has_sliding and settings.sliding_window is not None:
-        yield (
-            f"model.attention.sliding_window={settings.sliding_window} has no effect: "
-            "model.attention.layer_pattern has no sliding layers; use null, or a pattern such as "
-            "[sliding,full]"
-        )
-
-
 def get_layer_type(model: ModelConfig, layer: int) -> LayerType:
     """Return the type of a 0-based decoder layer."""
     attention = model.attention
@@ -107,41 +93,126 @@ def get_window(model: ModelConfig, layer: int) -> int | None:
     return model.attention.sliding_window if is_sliding else None
 
 
-def compute_score_flops_per_token(model: ModelConfig, layer: int, sequence_length: int) -> float:
-    """Return the FLOPs of scores and weighted values of a layer for one token, forward.
+class AttentionSpec:
+    """Specification of grouped-query softmax attention; other kinds replace some methods."""
 
-    A token attends to half of the sequence on average, or in a sliding layer to the window except
-    at the start of the sequence: w - w^2 / (2 s) positions.
-    """
-    window = min(get_window(model, layer) or sequence_length, sequence_length)
-    num_keys = window - window * window / (2 * sequence_length)
-    return 4 * num_keys * model.num_attention_heads * model.head_dim
+    def find_conflicts(self, model: ModelConfig) -> Iterator[str]:
+        """Yield an error message for each pair of settings that conflict."""
+        settings = model.attention
+        has_sliding = LayerType.sliding in settings.layer_pattern
+        if has_sliding and settings.sliding_window is None:
+            yield (
+                "model.attention.layer_pattern has sliding layers, and "
+                "model.attention.sliding_window is null; set the number of positions, or use "
+                "model.attention.layer_pattern=[full]"
+            )
+        if settings.layer_pattern and not has_sliding and settings.sliding_window is not None:
+            yield (
+                f"model.attention.sliding_window={settings.sliding_window} has no effect: "
+                "model.attention.layer_pattern has no sliding layers; use null, or a pattern such "
+                "as [sliding,full]"
+            )
 
+    def list_parameters(self, model: ModelConfig) -> tuple[ModuleParameter, ...]:
+        """Return the parameters of the attention of one layer."""
+        settings, hidden, head_dim = model.attention, model.hidden_size, model.head_dim
+        num_groups = model.num_key_value_heads
+        sizes = {"q": model.num_attention_heads, "k": num_groups, "v": num_groups}
 
-def list_activations(
-    model: ModelConfig, layer: int, execution: ExecutionSettings
-) -> tuple[ActivationTensor, ...]:
-    """Return the activations of the attention of a layer.
+        def project(kind: str, name: str, columns: tuple[int, ...]) -> ParameterSpec:
+            is_bias = not columns
+            return ParameterSpec(
+                f"self_attn.{name}",
+                (sizes[kind] * head_dim, *columns),
+                ParameterRole.bias if is_bias else ParameterRole.matrix,
+                ShardingRule.column,
+                Initialization.zeros if is_bias else Initialization.normal,
+                rows_per_head=head_dim,
+            )
 
-    The value is a view of the fused projection, so that all of it remains in memory. Queries and
-    keys that are normalized or rotated are further tensors. The output of attention is the input of
-    the output projection.
-    """
-    settings, shard = model.attention, Region.shard
-    num_queries, num_keys = _count_local_elements(model, execution.tp)
-    tensors = [
-        ActivationTensor("input of q, k and v", model.hidden_size, Region.entry),
-        ActivationTensor("q, k and v", num_queries + 2 * num_keys, shard),
-        ActivationTensor("input of the output projection", num_queries, shard),
-    ]
-    if settings.qk_norm:
-        tensors.append(_build_qk_norm_input(model, execution))
-    if settings.qk_norm or rope_spec.has_rope(model, layer):
-        name = "q and k after norm and rotation"
-        tensors.append(ActivationTensor(name, num_queries + num_keys, shard))
-    elif num_keys > model.head_dim and num_queries > num_keys:
-        tensors.append(ActivationTensor("q of all groups", num_queries, shard))
-    return (*tensors, *_list_kernel_activations(model, layer, execution))
+        def fuse(leaf: str, columns: tuple[int, ...]) -> ModuleParameter:
+            specs = tuple(project(kind, f"{kind}_proj.{leaf}", columns) for kind in sizes)
+            return ModuleParameter(f"self_attn.qkv_proj.{leaf}", specs, num_groups)
+
+        parameters = [fuse("weight", (hidden,))]
+        if settings.qkv_bias:
+            parameters.append(fuse("bias", ()))
+        if settings.qk_norm:
+            parameters += [_build_qk_norm(model, kind, sizes[kind]) for kind in ("q", "k")]
+        if settings.sinks:
+            shape = (model.num_attention_heads,)
+            role, column = ParameterRole.sink, ShardingRule.column
+            sinks = ParameterSpec("self_attn.sinks", shape, role, column, Initialization.zeros)
+            parameters.append(ModuleParameter("self_attn.sinks", (sinks,), num_groups))
+        output = ParameterSpec(
+            "self_attn.o_proj.weight",
+            (hidden, model.num_attention_heads * head_dim),
+            ParameterRole.residual,
+            ShardingRule.row,
+        )
+        parameters.append(
+            ModuleParameter("self_attn.o_proj.weight", (output,), num_column_groups=num_groups)
+        )
+        if settings.output_bias:
+            bias = ParameterSpec(
+                "self_attn.o_proj.bias",
+                (hidden,),
+                ParameterRole.bias,
+                ShardingRule.replicated,  # added after the partial outputs are summed
+                Initialization.zeros,
+            )
+            parameters.append(ModuleParameter("self_attn.o_bias", (bias,)))
+        return tuple(parameters)
+
+    def list_activations(
+        self, model: ModelConfig, layer: int, execution: ExecutionSettings
+    ) -> tuple[ActivationTensor, ...]:
+        """Return the activations of the attention of a layer.
+
+        The value is a view of the fused projection, so that all of it remains in memory. Queries
+        and keys that are normalized or rotated are further tensors. The output of attention is the
+        input of the output projection.
+        """
+        settings, shard = model.attention, Region.shard
+        num_queries, num_keys = _count_local_elements(model, execution.tp)
+        tensors = [
+            ActivationTensor("input of q, k and v", model.hidden_size, Region.entry),
+            ActivationTensor("q, k and v", num_queries + 2 * num_keys, shard),
+            ActivationTensor("input of the output projection", num_queries, shard),
+        ]
+        if settings.qk_norm:
+            tensors.append(_build_qk_norm_input(model, execution))
+        if settings.qk_norm or rope_spec.has_rope(model, layer):
+            name = "q and k after norm and rotation"
+            tensors.append(ActivationTensor(name, num_queries + num_keys, shard))
+        elif num_keys > model.head_dim and num_queries > num_keys:
+            tensors.append(ActivationTensor("q of all groups", num_queries, shard))
+        return (*tensors, *_list_kernel_activations(model, layer, execution))
+
+    def list_shared_activations(
+        self, model: ModelConfig, execution: ExecutionSettings
+    ) -> tuple[ActivationTensor, ...]:
+        """Return the activations of all layers: masks, or the first positions of documents."""
+        if execution.kernels is KernelSet.masked:
+            windows = {get_window(model, layer) for layer in range(model.num_layers)}
+            num_masks = sum(_needs_mask(window, execution) for window in windows)
+            numel = num_masks * execution.sequence_length
+            return (ActivationTensor("attention masks", numel, Region.shard, Lifetime.shared),)
+        num_starts = int(execution.has_documents)
+        name = "first position of the document"
+        return (ActivationTensor(name, num_starts, Region.shard, Lifetime.shared, itemsize=8),)
+
+    def compute_score_flops_per_token(
+        self, model: ModelConfig, layer: int, sequence_length: int
+    ) -> float:
+        """Return the FLOPs of scores and weighted values of a layer for one token, forward.
+
+        A token attends to half of the sequence on average, or in a sliding layer to the window
+        except at the start of the sequence: w - w^2 / (2 s) positions.
+        """
+        window = min(get_window(model, layer) or sequence_length, sequence_length)
+        num_keys = window - window * window / (2 * sequence_length)
+        return 4 * num_keys * model.num_attention_heads * model.head_dim
 
 
 def _build_qk_norm_input(model: ModelConfig, execution: ExecutionSettings) -> ActivationTensor:
@@ -165,20 +236,6 @@ def _build_qk_norm_input(model: ModelConfig, execution: ExecutionSettings) -> Ac
     elif has_groups and num_queries > num_keys:
         numel = num_queries
     return ActivationTensor("input of QK-norm", numel, Region.shard, itemsize=itemsize)
-
-
-def list_shared_activations(
-    model: ModelConfig, execution: ExecutionSettings
-) -> tuple[ActivationTensor, ...]:
-    """Return the activations that all layers share: masks, or the first positions of documents."""
-    if execution.kernels is KernelSet.masked:
-        windows = {get_window(model, layer) for layer in range(model.num_layers)}
-        num_masks = sum(_needs_mask(window, execution) for window in windows)
-        numel = num_masks * execution.sequence_length
-        return (ActivationTensor("attention masks", numel, Region.shard, Lifetime.shared),)
-    num_starts = int(execution.has_documents)
-    name = "first position of the document"
-    return (ActivationTensor(name, num_starts, Region.shard, Lifetime.shared, itemsize=8),)
 
 
 def _list_kernel_activations(
@@ -234,58 +291,6 @@ def _count_local_elements(model: ModelConfig, tp: int) -> tuple[float, int]:
     return model.num_attention_heads * model.head_dim / tp, num_groups * model.head_dim
 
 
-def list_parameters(model: ModelConfig) -> tuple[ModuleParameter, ...]:
-    """Return the parameters of the attention of one layer."""
-    settings, hidden, head_dim = model.attention, model.hidden_size, model.head_dim
-    num_groups = model.num_key_value_heads
-    sizes = {"q": model.num_attention_heads, "k": num_groups, "v": num_groups}
-
-    def project(kind: str, name: str, columns: tuple[int, ...]) -> ParameterSpec:
-        is_bias = not columns
-        return ParameterSpec(
-            f"self_attn.{name}",
-            (sizes[kind] * head_dim, *columns),
-            ParameterRole.bias if is_bias else ParameterRole.matrix,
-            ShardingRule.column,
-            Initialization.zeros if is_bias else Initialization.normal,
-            rows_per_head=head_dim,
-        )
-
-    def fuse(leaf: str, columns: tuple[int, ...]) -> ModuleParameter:
-        specs = tuple(project(kind, f"{kind}_proj.{leaf}", columns) for kind in sizes)
-        return ModuleParameter(f"self_attn.qkv_proj.{leaf}", specs, num_groups)
-
-    parameters = [fuse("weight", (hidden,))]
-    if settings.qkv_bias:
-        parameters.append(fuse("bias", ()))
-    if settings.qk_norm:
-        parameters += [_build_qk_norm(model, kind, sizes[kind]) for kind in ("q", "k")]
-    if settings.sinks:
-        shape = (model.num_attention_heads,)
-        role, column = ParameterRole.sink, ShardingRule.column
-        sinks = ParameterSpec("self_attn.sinks", shape, role, column, Initialization.zeros)
-        parameters.append(ModuleParameter("self_attn.sinks", (sinks,), num_groups))
-    output = ParameterSpec(
-        "self_attn.o_proj.weight",
-        (hidden, model.num_attention_heads * head_dim),
-        ParameterRole.residual,
-        ShardingRule.row,
-    )
-    parameters.append(
-        ModuleParameter("self_attn.o_proj.weight", (output,), num_column_groups=num_groups)
-    )
-    if settings.output_bias:
-        bias = ParameterSpec(
-            "self_attn.o_proj.bias",
-            (hidden,),
-            ParameterRole.bias,
-            ShardingRule.replicated,  # added after the partial outputs are summed
-            Initialization.zeros,
-        )
-        parameters.append(ModuleParameter("self_attn.o_bias", (bias,)))
-    return tuple(parameters)
-
-
 def _build_qk_norm(model: ModelConfig, kind: str, num_heads: int) -> ModuleParameter:
     """Return the norm of queries or keys."""
     name, head_dim = f"self_attn.{kind}_norm.weight", model.head_dim
@@ -299,3 +304,12 @@ def _build_qk_norm(model: ModelConfig, kind: str, num_heads: int) -> ModuleParam
         name, shape, ParameterRole.norm, ShardingRule.column, init, rows_per_head=head_dim
     )
     return ModuleParameter(name, (spec,), model.num_key_value_heads)
+
+
+def get_attention_spec(model: ModelConfig) -> AttentionSpec:
+    """Return the specification of a model's kind of attention."""
+    spec: AttentionSpec = get_spec("model.attention", model.attention.kind)
+    return spec
+
+
+register_component("model.attention", "softmax", "Grouped-query attention.", AttentionSpec())

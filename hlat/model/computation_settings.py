@@ -71,13 +71,15 @@ def compute_effective_settings(model: ModelConfig) -> dict[str, Any]:
 def find_differing_settings(model: ModelConfig, other: ModelConfig) -> list[str]:
     """Return the paths of different settings that cause different effective values.
 
-    The order is that of the schema.
+    The order is that of the schema. Settings of extensions that one of the models lacks are not
+    compared: the kinds of components differ if they have an effect.
     """
     values, others = compute_effective_settings(model), compute_effective_settings(other)
     return [
         path
         for path, value in values.items()
-        if not _is_equal(value, others[path])
+        if path in others
+        and not _is_equal(value, others[path])
         and format_setting(model, path) != format_setting(other, path)
     ]
 

@@ -15,6 +15,7 @@ positions_S, cos_SD and sin_SD have a leading B. With a KV cache there are more 
 import torch
 from torch import Tensor, nn
 
+from hlat.config.components import get_implementation
 from hlat.config.model import ModelConfig
 from hlat.model.attention import Attention
 from hlat.model.attention_kernels import KeyRange, build_masks, compute_document_starts
@@ -24,7 +25,7 @@ from hlat.model.kv_cache import KVCache, KVCacheUpdate
 from hlat.model.linear import Embedding, Linear
 from hlat.model.loss import compute_logits
 from hlat.model.mlp import MLP
-from hlat.model.norm import RMSNorm
+from hlat.model.norm import build_norm
 from hlat.model.norm_spec import NORM_NAMES
 from hlat.model.rope import RopeCosSin, compute_rope_cos_sin
 from hlat.model.rope_spec import has_rope
@@ -41,9 +42,10 @@ class DecoderLayer(nn.Module):
         self.norm_names = NORM_NAMES[model.norm.placement]
         for name in self.norm_names:
             if name is not None:
-                self.add_module(name, RMSNorm(model, model.hidden_size, fp32_norms))
-        self.self_attn = Attention(model, layer, fp32_norms)
-        self.mlp = MLP(model)
+                self.add_module(name, build_norm(model, fp32_norms))
+        attention = get_implementation("model.attention", model.attention.kind)
+        self.self_attn: Attention = attention(model, layer, fp32_norms)
+        self.mlp: MLP = get_implementation("model.mlp", model.mlp.kind)(model)
 
     def forward(
         self,
@@ -94,7 +96,7 @@ class Decoder(nn.Module):
                 for layer in range(model.num_layers)
             }
         )
-        self.norm: RMSNorm | None = RMSNorm(model, model.hidden_size, fp32_norms)
+        self.norm: nn.Module | None = build_norm(model, fp32_norms)
         self.lm_head: Linear | None = None
         if not model.tie_embeddings:
             self.lm_head = Linear(model.hidden_size, model.vocab_size, bias=False)

@@ -13,8 +13,10 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from hlat.model import attention_spec, embedding_spec, mlp_spec, norm_spec, rope_spec
+from hlat.model import attention_spec, embedding_spec, norm_spec, rope_spec
 from hlat.model.activation_spec import ActivationTensor, ExecutionSettings, Lifetime, Region
+from hlat.model.attention_spec import get_attention_spec
+from hlat.model.mlp_spec import get_mlp_spec
 from hlat.model.parameter_spec import (
     ModuleParameter,
     ParameterRole,
@@ -39,7 +41,8 @@ class ScaledInit(Enum):
 def find_conflicts(model: ModelConfig) -> Iterator[str]:
     """Yield an error message for each pair of settings of a component that conflict."""
     if min(model.hidden_size, model.num_attention_heads, model.num_key_value_heads) >= 1:
-        yield from attention_spec.find_conflicts(model)
+        yield from get_attention_spec(model).find_conflicts(model)
+        yield from get_mlp_spec(model).find_conflicts(model)
         yield from rope_spec.find_conflicts(model)
 
 
@@ -61,10 +64,12 @@ def list_input_parameters(model: ModelConfig) -> tuple[ModuleParameter, ...]:
 
 def list_output_parameters(model: ModelConfig) -> tuple[ModuleParameter, ...]:
     """Return the parameters after the layers."""
-    norm = norm_spec.build_norm(model, "norm.weight")
-    final_norm = replace(norm, specs=(replace(norm.specs[0], name="model.norm.weight"),))
+    norm = (
+        replace(one, specs=tuple(replace(spec, name=f"model.{spec.name}") for spec in one.specs))
+        for one in norm_spec.list_norm_parameters(model, "norm")
+    )
     head = embedding_spec.build_head(model)
-    return (final_norm, head) if head else (final_norm,)
+    return (*norm, head) if head else (*norm,)
 
 
 def list_layer_parameters(model: ModelConfig) -> tuple[ModuleParameter, ...]:
@@ -72,17 +77,16 @@ def list_layer_parameters(model: ModelConfig) -> tuple[ModuleParameter, ...]:
 
     Norms before attention and MLP precede them, and norms after them follow.
     """
-    norms = {norm.name.partition(".")[0]: norm for norm in norm_spec.list_layer_norms(model)}
     names = norm_spec.NORM_NAMES[model.norm.placement]
     before_attention, after_attention, before_mlp, after_mlp = (
-        (norms[name],) if name else () for name in names
+        norm_spec.list_norm_parameters(model, name) if name else () for name in names
     )
     return (
         *before_attention,
-        *attention_spec.list_parameters(model),
+        *get_attention_spec(model).list_parameters(model),
         *after_attention,
         *before_mlp,
-        *mlp_spec.list_parameters(model),
+        *get_mlp_spec(model).list_parameters(model),
         *after_mlp,
     )
 
@@ -135,7 +139,7 @@ def compute_layer_flops(
     model: ModelConfig, layer: int, sequence_length: int, tp: int = 1
 ) -> LayerFlops:
     """Return the FLOPs of a layer for one token."""
-    scores = attention_spec.compute_score_flops_per_token(model, layer, sequence_length)
+    scores = get_attention_spec(model).compute_score_flops_per_token(model, layer, sequence_length)
     num_weights = sum(
         spec.compute_local_numel(tp)
         for parameter in list_layer_parameters(model)
@@ -177,8 +181,8 @@ def list_layer_activations(
     return (
         ActivationTensor("layer", model.hidden_size, Region.stream, Lifetime.checkpoint),
         *norm_spec.list_activations(model, execution),
-        *attention_spec.list_activations(model, layer, execution),
-        *mlp_spec.list_activations(model, execution),
+        *get_attention_spec(model).list_activations(model, layer, execution),
+        *get_mlp_spec(model).list_activations(model, execution),
     )
 
 
@@ -187,7 +191,7 @@ def list_shared_activations(
 ) -> tuple[ActivationTensor, ...]:
     """Return the activations that all layers share."""
     return (
-        *attention_spec.list_shared_activations(model, execution),
+        *get_attention_spec(model).list_shared_activations(model, execution),
         *rope_spec.list_shared_activations(model, execution),
     )
 

@@ -5,6 +5,7 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hlat.config.components import set_implementation
 from hlat.config.model import ModelConfig
 from hlat.model.autograd_functions import geglu, swiglu
 from hlat.model.linear import Linear
@@ -63,3 +64,6 @@ class MLP(nn.Module):
         """Apply the network to each position; returns [B, S, H]."""
         y_BSH: Tensor = self.down_proj(self.activation(self.input_proj(x_BSH)))
         return y_BSH
+
+
+set_implementation("model.mlp", "dense", MLP)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from hlat.config.components import get_spec, register_component
 from hlat.model.activation_spec import ActivationTensor, ExecutionSettings, Lifetime, Region
 from hlat.model.parameter_spec import (
     ModuleParameter,
@@ -53,40 +55,48 @@ checkpointing, relu(x). gelu: both gradients."""
 class MLPConfig:
     """Feed-forward network; its width is model.intermediate_size."""
 
+    kind: str = "dense"
+    """Kind of network: dense, or one of an extension."""
     activation: Activation = Activation.swiglu
     """Nonlinearity, with or without gate."""
 
 
-def list_parameters(model: ModelConfig) -> tuple[ModuleParameter, ...]:
-    """Return the parameters of the feed-forward network of one layer."""
-    hidden, intermediate = model.hidden_size, model.intermediate_size
-    up = _build_column("mlp.up_proj.weight", intermediate, hidden)
-    first = ModuleParameter("mlp.up_proj.weight", (up,), _count_blocks(model))
-    if model.mlp.activation.is_gated:
-        gate = _build_column("mlp.gate_proj.weight", intermediate, hidden)
-        first = ModuleParameter("mlp.gate_up_proj.weight", (gate, up), _count_blocks(model))
-    down = ParameterSpec(
-        "mlp.down_proj.weight", (hidden, intermediate), ParameterRole.residual, ShardingRule.row
-    )
-    return first, ModuleParameter("mlp.down_proj.weight", (down,))
+class MLPSpec:
+    """Specification of a dense network; other kinds replace some methods."""
 
+    def find_conflicts(self, model: ModelConfig) -> Iterator[str]:
+        """Yield an error message for each pair of settings that conflict."""
+        yield from ()
 
-def list_activations(
-    model: ModelConfig, execution: ExecutionSettings
-) -> tuple[ActivationTensor, ...]:
-    """Return the activations of a layer.
+    def list_parameters(self, model: ModelConfig) -> tuple[ModuleParameter, ...]:
+        """Return the parameters of the feed-forward network of one layer."""
+        hidden, intermediate = model.hidden_size, model.intermediate_size
+        up = _build_column("mlp.up_proj.weight", intermediate, hidden)
+        first = ModuleParameter("mlp.up_proj.weight", (up,), _count_blocks(model))
+        if model.mlp.activation.is_gated:
+            gate = _build_column("mlp.gate_proj.weight", intermediate, hidden)
+            first = ModuleParameter("mlp.gate_up_proj.weight", (gate, up), _count_blocks(model))
+        down = ParameterSpec(
+            "mlp.down_proj.weight", (hidden, intermediate), ParameterRole.residual, ShardingRule.row
+        )
+        return first, ModuleParameter("mlp.down_proj.weight", (down,))
 
-    relu2 saves relu(x) instead of x, unless checkpointing saves x.
-    """
-    activation, shard = model.mlp.activation, Region.shard
-    numel = model.intermediate_size / execution.tp
-    num_inputs, num_temporaries = 1 + activation.is_gated, _NUM_TEMPORARIES[activation]
-    return (
-        ActivationTensor("input of the first projections", model.hidden_size, Region.entry),
-        ActivationTensor("input of the nonlinearity", num_inputs * numel, shard),
-        ActivationTensor("input of the last projection", numel, shard),
-        ActivationTensor("temporaries", num_temporaries * numel, shard, Lifetime.workspace),
-    )
+    def list_activations(
+        self, model: ModelConfig, execution: ExecutionSettings
+    ) -> tuple[ActivationTensor, ...]:
+        """Return the activations of a layer.
+
+        relu2 saves relu(x) instead of x, unless checkpointing saves x.
+        """
+        activation, shard = model.mlp.activation, Region.shard
+        numel = model.intermediate_size / execution.tp
+        num_inputs, num_temporaries = 1 + activation.is_gated, _NUM_TEMPORARIES[activation]
+        return (
+            ActivationTensor("input of the first projections", model.hidden_size, Region.entry),
+            ActivationTensor("input of the nonlinearity", num_inputs * numel, shard),
+            ActivationTensor("input of the last projection", numel, shard),
+            ActivationTensor("temporaries", num_temporaries * numel, shard, Lifetime.workspace),
+        )
 
 
 def compute_block_size(model: ModelConfig) -> int:
@@ -106,3 +116,12 @@ def _count_blocks(model: ModelConfig) -> int:
 def _build_column(name: str, num_rows: int, num_columns: int) -> ParameterSpec:
     shape, role = (num_rows, num_columns), ParameterRole.matrix
     return ParameterSpec(name, shape, role, ShardingRule.column)
+
+
+def get_mlp_spec(model: ModelConfig) -> MLPSpec:
+    """Return the specification of a model's kind of feed-forward network."""
+    spec: MLPSpec = get_spec("model.mlp", model.mlp.kind)
+    return spec
+
+
+register_component("model.mlp", "dense", "One network for all tokens.", MLPSpec())

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hlat.config.components import get_implementation, set_implementation
 from hlat.config.model import ModelConfig
 from hlat.model.autograd_functions import rms_norm
 
@@ -27,7 +28,7 @@ class RMSNorm(nn.RMSNorm):
     def forward(self, x_F: Tensor) -> Tensor:
         """Normalize over the last dimension, then multiply by the weight, or 1 + weight."""
         weight_F = self.get_scale()
-        if x_F.is_cpu:  # torch has no fused CPU kernel
+        if x_F.is_cpu and x_F.dtype is not torch.float64:  # torch has no fused CPU kernel
             return rms_norm(x_F, weight_F, self.eps)
         if not self.fp32:
             return F.rms_norm(x_F, self.normalized_shape, weight_F.to(x_F.dtype), self.eps)
@@ -59,3 +60,14 @@ class ProjectionNorm(RMSNorm):
         squares_1 = self.all_reduce(fp32_F.square().sum(-1, keepdim=True))
         scale_1 = torch.rsqrt(squares_1 / self.num_features + self.eps)
         return (fp32_F * scale_1 * self.get_scale().float()).to(x_F.dtype)
+
+
+def build_norm(model: ModelConfig, fp32: bool) -> nn.Module:
+    """Return a norm over the hidden size, of the model's kind."""
+    norm: nn.Module = get_implementation("model.norm", model.norm.kind)(
+        model, model.hidden_size, fp32
+    )
+    return norm
+
+
+set_implementation("model.norm", "rms", RMSNorm)

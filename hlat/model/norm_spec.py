@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from hlat.config.components import get_spec, register_component
 from hlat.model.activation_spec import ActivationTensor, ExecutionSettings, Region
 from hlat.model.parameter_spec import (
     Initialization,
@@ -34,6 +35,8 @@ class NormPlacement(Enum):
 class NormConfig:
     """Root mean square normalization (arXiv 1910.07467); epsilon is model.rms_norm_eps."""
 
+    kind: str = "rms"
+    """Kind of the norms over the hidden size: rms, or one of an extension."""
     placement: NormPlacement = NormPlacement.pre
     """Norms around attention and MLP."""
     zero_centered: bool = False
@@ -53,12 +56,6 @@ NORM_NAMES: dict[NormPlacement, tuple[str | None, str | None, str | None, str | 
 """Names of the norms before and after attention, then before and after the MLP (transformers)."""
 
 
-def list_layer_norms(model: ModelConfig) -> tuple[ModuleParameter, ...]:
-    """Return the weights of the norms around attention and MLP of one layer, in order."""
-    names = NORM_NAMES[model.norm.placement]
-    return tuple(build_norm(model, f"{name}.weight") for name in names if name)
-
-
 def list_activations(
     model: ModelConfig, execution: ExecutionSettings
 ) -> tuple[ActivationTensor, ...]:
@@ -71,9 +68,31 @@ def list_activations(
     )
 
 
-def build_norm(model: ModelConfig, name: str) -> ModuleParameter:
-    """Return the weight of a norm over the hidden size, outside of tensor-parallel regions."""
-    init = Initialization.zeros if model.norm.zero_centered else Initialization.ones
-    shape = (model.hidden_size,)
-    spec = ParameterSpec(name, shape, ParameterRole.norm, ShardingRule.replicated, init)
+class NormSpec:
+    """Specification of RMSNorm; other kinds replace the method."""
+
+    def list_parameters(self, model: ModelConfig, name: str) -> tuple[ModuleParameter, ...]:
+        """Return the parameters of a norm over the hidden size, outside of tensor-parallel regions.
+
+        Args:
+            model: Shape and settings.
+            name: Name of the module, such as `input_layernorm`.
+        """
+        init = Initialization.zeros if model.norm.zero_centered else Initialization.ones
+        return (build_norm_parameter(model, f"{name}.weight", init),)
+
+
+def build_norm_parameter(model: ModelConfig, name: str, init: Initialization) -> ModuleParameter:
+    """Return a vector of the hidden size."""
+    shape, role = (model.hidden_size,), ParameterRole.norm
+    spec = ParameterSpec(name, shape, role, ShardingRule.replicated, init)
     return ModuleParameter(name, (spec,))
+
+
+def list_norm_parameters(model: ModelConfig, name: str) -> tuple[ModuleParameter, ...]:
+    """Return the parameters of a norm of the model's kind, given by the name of its module."""
+    spec: NormSpec = get_spec("model.norm", model.norm.kind)
+    return spec.list_parameters(model, name)
+
+
+register_component("model.norm", "rms", "Root mean square normalization.", NormSpec())

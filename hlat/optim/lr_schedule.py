@@ -5,11 +5,11 @@ lr_scheduler.
 """
 
 import math
-from collections.abc import Callable
 
+from hlat.config.components import get_implementation, get_spec, set_implementation
 from hlat.config.phase_steps import find_stage, find_stage_span
 from hlat.config.run import Config
-from hlat.config.schedule import ScheduleConfig, ScheduleShape
+from hlat.config.schedule import ScheduleConfig, ScheduleSpec
 
 
 def compute_lr(step: int, config: Config) -> float:
@@ -37,9 +37,11 @@ def compute_schedule_lr(step: int, schedule: ScheduleConfig, peak_lr: float) -> 
     step / warmup_steps as in the released scheduler.py (awslabs/HLAT): its first step has rate 0.
     """
     if step < schedule.warmup_steps:
-        numerator = step if schedule.name is ScheduleShape.hlat else step + 1
+        spec: ScheduleSpec = get_spec("schedule", schedule.name)
+        numerator = step if spec.warmup_starts_at_zero else step + 1
         return peak_lr * numerator / schedule.warmup_steps
-    return peak_lr * _LR_FACTORS[schedule.name](step, schedule)
+    factor: float = get_implementation("schedule", schedule.name)(step, schedule)
+    return peak_lr * factor
 
 
 def constant(step: int, schedule: ScheduleConfig) -> float:
@@ -80,16 +82,6 @@ def wsd(step: int, schedule: ScheduleConfig) -> float:
     return _apply_floor(1 - math.sqrt(progress), schedule)
 
 
-_LR_FACTORS: dict[ScheduleShape, Callable[[int, ScheduleConfig], float]] = {
-    ScheduleShape.constant: constant,
-    ScheduleShape.cosine: cosine,
-    ScheduleShape.hlat: hlat_cosine,
-    ScheduleShape.linear: linear,
-    ScheduleShape.wsd: wsd,
-}
-"""Factor of the peak rate after warm-up."""
-
-
 def _compute_half_cosine(step: int, schedule: ScheduleConfig) -> float:
     progress = _compute_progress(step, schedule.warmup_steps, schedule.total_steps)
     return 0.5 * (1 + math.cos(math.pi * progress))
@@ -108,3 +100,10 @@ def _apply_floor(factor: float, schedule: ScheduleConfig) -> float:
 def _get_min_lr_ratio(schedule: ScheduleConfig) -> float:
     assert schedule.min_lr_ratio is not None, "validation requires min_lr_ratio for a decay"
     return schedule.min_lr_ratio
+
+
+set_implementation("schedule", "constant", constant)
+set_implementation("schedule", "cosine", cosine)
+set_implementation("schedule", "hlat", hlat_cosine)
+set_implementation("schedule", "linear", linear)
+set_implementation("schedule", "wsd", wsd)

@@ -72,7 +72,9 @@ def _copy_run(source: Path, config: Config, config_yaml: str, overrides: list[st
                 for path in checkpoint_directory.list_steps(roots[0] / name).values():
                     _copy_checkpoint(path, roots[1] / name / path.name)
             provenance = finished_runs.build_copy_provenance(source, compute_total_steps(config))
-            run_directory.write_run_metadata(run_dir, config_yaml, overrides, provenance)
+            run_directory.write_run_metadata(
+                run_dir, config_yaml, config.extensions, overrides, provenance
+            )
             for open_log in (open_metrics_log, open_events_log):
                 content = open_log(source).path.read_bytes()
                 durable_files.replace_file(open_log(run_dir).path, content, durable=True)

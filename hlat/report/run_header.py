@@ -42,7 +42,7 @@ def _list_facts(config: Config) -> list[tuple[str, str]]:
         ("Model", config.model.name),
         ("Parameters", format_short(count_parameters(config.model))),
         ("Learning rate", format_short(optimizer.lr)),
-        ("Schedule", config.schedule.name.value),
+        ("Schedule", config.schedule.name),
         ("Batch", f"{sequences} = {format_count(batch.tokens_per_step)} tokens"),
         ("Optimizer", optimizer.name.value),
         ("Precision", config.precision.name),

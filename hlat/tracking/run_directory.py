@@ -8,11 +8,12 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
+from hlat.config import extensions
 from hlat.config.config_errors import ConfigError
 from hlat.config.redaction import redact_data
 from hlat.config.run import RunConfig
@@ -20,6 +21,8 @@ from hlat.storage.durable_files import replace_file
 from hlat.tracking.jsonl_log import open_events_log, open_metrics_log
 
 _LOCK_FILE = ".lock"
+EXTENSIONS_DIR = "extensions"
+"""Copies of the extensions of a run; they are compared and never imported."""
 EVALUATIONS_DIR = "evaluations"
 """Directory of scores in a run directory or a model directory."""
 SUBMISSIONS_DIR, SUBMISSION_FILE = "submissions", "job.json"
@@ -136,9 +139,13 @@ def validate_no_symlinks(run_dir: Path) -> None:
 
 
 def write_run_metadata(
-    run_dir: Path, config_yaml: str, overrides: list[str], provenance: dict[str, Any]
+    run_dir: Path,
+    config_yaml: str,
+    extension_paths: Sequence[str],
+    overrides: list[str],
+    provenance: dict[str, Any],
 ) -> None:
-    """Write config.yaml, overrides.yaml and provenance.json of the latest attempt.
+    """Write config.yaml, overrides.yaml, provenance.json and the extensions of the latest attempt.
 
     Interpolations such as `${oc.env:...}` are not resolved, as their values may be secrets. Raise
     ConfigError if the files cannot be written.
@@ -152,6 +159,7 @@ def write_run_metadata(
     try:
         for name, text in files.items():
             replace_file(run_dir / name, text.encode())
+        extensions.save_copies(run_dir / EXTENSIONS_DIR, extension_paths)
     except OSError as error:
         raise build_unwritable_error(run_dir, error) from error
 

@@ -92,7 +92,9 @@ class Tracker:
     def write_metadata(self, overrides: list[str], provenance: dict[str, Any]) -> None:
         """Write the metadata files, now and again if the run directory is removed."""
         self._metadata = overrides, provenance
-        run_directory.write_run_metadata(self._run_dir, self._config_yaml, *self._metadata)
+        run_directory.write_run_metadata(
+            self._run_dir, self._config_yaml, self._config.extensions, *self._metadata
+        )
 
     def sync(self) -> None:
         """Flush the rows of metrics.jsonl and events.jsonl to disk."""

@@ -1,0 +1,69 @@
+"""Check of the backward pass of extensions against finite differences."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from hlat.doctor import reference_model
+from hlat.doctor.check_result import CheckResult, FaultLocation, build_result, skip_check
+from hlat.doctor.engine_harness import EngineHarness, FullTensors, sample_batch, sample_weights
+from hlat.doctor.extension_reference import list_extended_sections
+from hlat.recovery.preflight_checks import format_first
+
+_STEP = 1e-5
+"""Step of the central difference; its error is of the order of the square."""
+_TOLERANCE = 1e-5
+"""Maximum error of a directional derivative, relative to the norm of the gradient."""
+
+
+def check_backward(harness: EngineHarness) -> Iterator[CheckResult]:
+    """Compare the gradient of each parameter with a central difference in a random direction.
+
+    The component of an extension and its gradient are computed in fp64 on one process.
+    """
+    sections = list_extended_sections(harness.config.model)
+    if not sections:
+        yield skip_check("backward", "no component of the model is that of an extension")
+        return
+    errors = harness.run_on_rank0(lambda: _compute_errors(harness))
+    if errors is None:
+        return
+    wrong = sorted((name for name, e in errors.items() if not e <= _TOLERANCE), key=errors.get)
+    messages = [f"{name} by {errors[name]:.1e}" for name in reversed(wrong)]
+    largest = max(errors.values())
+    yield build_result(
+        "backward",
+        [FaultLocation(name, "model") for name in reversed(wrong)],
+        f"gradients with {', '.join(sections)} are finite differences to {largest:.1e}",
+        f"the backward pass with {', '.join(sections)} differs from finite differences "
+        f"(tolerance {_TOLERANCE:.0e}): {format_first(messages, separator='; ')}",
+        largest=largest,
+        tolerance=_TOLERANCE,
+    )
+
+
+def _compute_errors(harness: EngineHarness) -> dict[str, float]:
+    """Return the error of the derivative along a random direction by parameter."""
+    model, tokens = harness.config.model, sample_batch(harness.config)[:1]
+    sampled = sample_weights(harness.config)
+    weights = {name: value.astype(np.float64) for name, value in sampled.items()}
+    num_targets = reference_model.count_targets(tokens, reference_model.NO_MASKS)
+    _, gradients = reference_model.compute_gradients(model, weights, tokens, num_targets)
+
+    def compute_objective(changed: FullTensors) -> float:
+        leaves = {name: torch.from_numpy(value) for name, value in changed.items()}
+        _, objective = reference_model.compute_loss_sums(model, leaves, tokens)
+        return float(objective) / num_targets
+
+    errors = {}
+    for number, (name, gradient) in enumerate(gradients.items()):
+        direction = np.random.default_rng(number).standard_normal(gradient.shape)
+        direction /= np.linalg.norm(direction)
+        ahead, behind = (
+            compute_objective({**weights, name: weights[name] + sign * _STEP * direction})
+            for sign in (1, -1)
+        )
+        difference = (ahead - behind) / (2 * _STEP) - float((gradient * direction).sum())
+        errors[name] = abs(difference) / float(np.linalg.norm(gradient))
+    return errors

@@ -1,0 +1,114 @@
+"""Components of extensions in the reference model: their modules in fp64 on one process.
+
+A component of an extension has no second implementation. The reference runs its module with full
+weights, so layouts, recipes, decoding and recomputation are compared with it; `backward_check`
+compares its gradient with finite differences. All other parts remain those of `reference_model`.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.overrides import TorchFunctionMode
+
+from hlat.config.components import get_component, get_implementation
+from hlat.config.model import ModelConfig
+from hlat.model.attention_kernels import KeyRange, compute_document_starts
+from hlat.model.attention_spec import get_attention_spec
+from hlat.model.mlp_spec import get_mlp_spec
+from hlat.model.norm_spec import list_norm_parameters
+from hlat.model.parameter_spec import ModuleParameter
+from hlat.model.rope import compute_rope_cos_sin
+from hlat.model.rope_spec import has_rope
+
+SECTIONS = ("model.attention", "model.mlp", "model.norm")
+
+
+def list_extended_sections(model: ModelConfig) -> list[str]:
+    """Return the sections of the model whose component is that of an extension."""
+    return [section for section in SECTIONS if is_extended(model, section)]
+
+
+def is_extended(model: ModelConfig, section: str) -> bool:
+    """Return True if the component of a section is not part of hlat."""
+    kind = getattr(model, section.partition(".")[2]).kind
+    return not get_component(section, kind).implementation.__module__.startswith("hlat.")
+
+
+def compute_attention(
+    model: ModelConfig,
+    weights: Mapping[str, Tensor],
+    layer: int,
+    x_BSH: Tensor,
+    documents_BS: Tensor,
+    positions_BS: Tensor,
+) -> Tensor:
+    """Return the output of the attention module of a layer; weights have canonical names."""
+    with torch.device("meta"):
+        module = get_implementation("model.attention", model.attention.kind)(model, layer, False)
+    cos_sin, is_sliding = None, module.core.window is not None
+    if has_rope(model, layer):
+        angles = torch.float64
+        cos_sin = compute_rope_cos_sin(model, positions_BS, x_BSH.dtype, is_sliding, angles)
+    key_range = KeyRange(compute_document_starts(documents_BS))
+    parameters = get_attention_spec(model).list_parameters(model)
+    return _call(module, "self_attn", parameters, weights, x_BSH, cos_sin, key_range)
+
+
+def compute_mlp(model: ModelConfig, weights: Mapping[str, Tensor], x_BSH: Tensor) -> Tensor:
+    """Return the output of the feed-forward module of a layer."""
+    with torch.device("meta"):
+        module = get_implementation("model.mlp", model.mlp.kind)(model)
+    return _call(module, "mlp", get_mlp_spec(model).list_parameters(model), weights, x_BSH)
+
+
+def compute_norm(
+    model: ModelConfig, weights: Mapping[str, Tensor], name: str, x_BSH: Tensor
+) -> Tensor:
+    """Return the output of a norm over the hidden size, given by the name of its module."""
+    with torch.device("meta"):
+        module = get_implementation("model.norm", model.norm.kind)(model, model.hidden_size, False)
+    return _call(module, name, list_norm_parameters(model, name), weights, x_BSH)
+
+
+def _call(
+    module: nn.Module,
+    path: str,
+    parameters: tuple[ModuleParameter, ...],
+    weights: Mapping[str, Tensor],
+    *inputs: Any,
+) -> Tensor:
+    tensors = {
+        parameter.name.removeprefix(f"{path}."): _assemble(parameter, weights)
+        for parameter in parameters
+    }
+    with _Float64():
+        output: Tensor = functional_call(module, tensors, inputs)
+    return output
+
+
+def _assemble(parameter: ModuleParameter, weights: Mapping[str, Tensor]) -> Tensor:
+    """Return the tensor of a module that consists of rows of canonical tensors."""
+    rows = [
+        weights[row_range.name].narrow(0, row_range.start, row_range.num_rows)
+        for row_range in parameter.rows
+    ]
+    return rows[0] if len(rows) == 1 else torch.cat(rows)
+
+
+class _Float64(TorchFunctionMode):
+    """Casts to fp64 in place of fp32, in the forward pass."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is Tensor.float:
+            return args[0].double()
+        settings = {key: _widen(value) for key, value in (kwargs or {}).items()}
+        return func(*map(_widen, args), **settings)
+
+
+def _widen(value: Any) -> Any:
+    return torch.float64 if value is torch.float32 else value
