@@ -56,11 +56,5 @@ class GatedAttention(Attention):
         return self.project_output(self.attend(x_BSH, *inputs) * gate_BSN1)
 
 
-register_component(
-    "model.attention",
-    "gated",
-    "Grouped-query attention with a learned gate per head.",
-    GatedAttentionSpec(),
-    settings=GatedConfig,
-    implementation=GatedAttention,
-)
+COMPONENT = ("model.attention", "gated", "Attention with a gate per head.")
+register_component(*COMPONENT, GatedAttentionSpec(), GatedConfig, GatedAttention)

@@ -132,9 +132,11 @@ def train(
         is_last = state.step == total_steps
         stop_requested = fault_tolerance.step() and not is_last
         save_due = stop_requested or is_last or fault_tolerance.is_save_due(state.step)
-        if save_due or state.step % config.run.log_every == 0:
+        names = config.tracking.list_due_metrics(state.step)
+        if save_due or names or state.step % config.run.log_every == 0:
             metrics = engine.read(device_metrics)
             row = {"learning_rate": lr, **metrics.scalars, "memory_bytes": engine.peak_memory()}
+            row |= engine.compute_metrics(names, sequences) if names else {}
             tracker.log_metrics(state.step, stage, **row)
             action, state = fault_tolerance.check_metrics(state, metrics)
             if action is NextAction.STOP:

@@ -142,7 +142,8 @@ def format_missing_extension(section: str, kind: str, config_yaml: str) -> str:
     if not recorded:
         return components.format_unknown_kind(section, kind)
     word = f"{KEY}=[{','.join(map(str, recorded))}]"
-    return f"{section}={kind} is a component of an extension; add {word}"
+    key = f"{section}.{components.SELECTORS[section]}"
+    return f"{key}={kind} is a component of an extension; add {word}"
 
 
 def find_changed(recorded: Mapping[str, Any]) -> list[str]:
@@ -209,6 +210,7 @@ def _format_error(error: Exception, file: str) -> str:
         if traceback.tb_frame.f_code.co_filename == file:
             line = traceback.tb_lineno
         traceback = traceback.tb_next
-    text = (str(error).splitlines() or [""])[0]
+    message = error.msg if isinstance(error, SyntaxError) else str(error)
+    text = (message.splitlines() or [""])[0]
     kind = "" if isinstance(error, ConfigError) else f"{type(error).__name__}: "
     return f"{'' if line is None else f'line {line}: '}{kind}{text}"

@@ -80,7 +80,7 @@ def load_frozen_config(directory: Path) -> DictConfig:
             f"{FROZEN_FLAG} {directory}: {error.filename}: {error.strerror}; the flag is for jobs "
             "of a launcher, which writes that directory"
         ) from error
-    for path in config.get(extensions.KEY) or ():
+    for path in OmegaConf.select(config, extensions.KEY) or ():
         extensions.load_extension(str(directory / Path(path).name), path)
     return cast(DictConfig, OmegaConf.merge(OmegaConf.structured(extend_schema(Config)), config))
 

@@ -18,6 +18,7 @@ from hlat.config.batch import BatchConfig
 from hlat.config.components import (
     SELECTORS,
     extend_schema,
+    list_components,
     list_registered,
     list_unused_settings,
 )
@@ -60,13 +61,15 @@ def collect_fixed_settings(config: Config) -> dict[str, Any]:
     """Return, by full key, the settings that determine the saved tensors.
 
     The loader has its own fingerprint of the settings that determine the data position. Defaults of
-    the initial weights and of components are omitted, as older runs lack these keys.
+    the initial weights and of components are omitted, as older runs lack these keys; those of an
+    extension are recorded, as its file may change.
     """
     defaults = INITIAL_WEIGHTS_DEFAULTS | flatten_model(type(config.model)())
+    extended = tuple(f"{one.section}.{one.kind}." for one in list_components() if one.settings)
     return {
         key: value
         for key, value in _drop_unused(flatten_model(config.model), config).items()
-        if key in _KEYS_OF_ALL_RUNS or value != defaults[key]
+        if key in _KEYS_OF_ALL_RUNS or value != defaults[key] or key.startswith(extended)
     }
 
 
@@ -84,10 +87,10 @@ def build_saved_model_config(
         ConfigError: The settings are from another version of hlat, or a component is that of an
             extension that is not loaded; the message has the path in `config_yaml`.
     """
-    for section, key in SELECTORS.items():
-        kind = fixed_settings.get(f"{section}.{key}")
-        if kind is not None and (section, kind) not in list_registered():
-            raise ConfigError(format_missing_extension(section, kind, config_yaml))
+    for group, selector in SELECTORS.items():
+        kind = fixed_settings.get(f"{group}.{selector}")
+        if kind is not None and (group, kind) not in list_registered():
+            raise ConfigError(format_missing_extension(group, kind, config_yaml))
     try:
         fields: dict[str, Any] = {}
         for key, value in fixed_settings.items():

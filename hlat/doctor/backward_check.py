@@ -1,13 +1,15 @@
 """Check of the backward pass of extensions against finite differences."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from hlat.doctor import reference_model
 from hlat.doctor.check_result import CheckResult, FaultLocation, build_result, skip_check
-from hlat.doctor.engine_harness import EngineHarness, FullTensors, sample_batch, sample_weights
+from hlat.doctor.engine_harness import EngineHarness, sample_batch, sample_weights
 from hlat.doctor.extension_reference import list_extended_sections
 from hlat.recovery.preflight_checks import format_first
 
@@ -47,11 +49,13 @@ def _compute_errors(harness: EngineHarness) -> dict[str, float]:
     """Return the error of the derivative along a random direction by parameter."""
     model, tokens = harness.config.model, sample_batch(harness.config)[:1]
     sampled = sample_weights(harness.config)
-    weights = {name: value.astype(np.float64) for name, value in sampled.items()}
+    weights: Mapping[str, NDArray[Any]] = {
+        name: value.astype(np.float64) for name, value in sampled.items()
+    }
     num_targets = reference_model.count_targets(tokens, reference_model.NO_MASKS)
     _, gradients = reference_model.compute_gradients(model, weights, tokens, num_targets)
 
-    def compute_objective(changed: FullTensors) -> float:
+    def compute_objective(changed: Mapping[str, NDArray[Any]]) -> float:
         leaves = {name: torch.from_numpy(value) for name, value in changed.items()}
         _, objective = reference_model.compute_loss_sums(model, leaves, tokens)
         return float(objective) / num_targets

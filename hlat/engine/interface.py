@@ -246,6 +246,12 @@ class Engine(Protocol):
     def eval_step(self, sequences: PackedSequences) -> DeviceMetrics:
         """Compute the loss of the target tokens of sequences [n, s] for any n."""
 
+    def compute_metrics(self, names: Sequence[str], sequences: PackedSequences) -> dict[str, float]:
+        """Return metrics of extensions for the current weights on rank 0, else {}.
+
+        All ranks call it, each with its shard of a batch, of which one micro batch is used.
+        """
+
     def create_decode_state(self) -> DecodeState:
         """Return a state of one empty sequence, from which `select` makes all others.
 

@@ -1,6 +1,6 @@
 """Training engine on PyTorch only, for one or many processes on any torch device."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ from hlat.engine.native.device import (
     set_environment,
 )
 from hlat.engine.native.layer_transforms import apply_activation_checkpointing, apply_compile
+from hlat.engine.native.model_metrics import observe_metrics
 from hlat.engine.native.model_parts import build_model_parts
 from hlat.engine.native.pipeline_parallel import (
     DeviceBatch,
@@ -129,6 +130,17 @@ class NativeEngine:
         token_losses = rows[: len(sequences.tokens), :-1]
         num_targets = torch.tensor(self._count_target_tokens(sequences))
         return {"token_losses": token_losses, "num_targets": num_targets}
+
+    @torch.no_grad()
+    def compute_metrics(self, names: Sequence[str], sequences: PackedSequences) -> dict[str, float]:
+        """Compute metrics of extensions on the first micro batch of each rank."""
+        self._sync_stale_params()
+        batch = self._build_batch(sequences).split(self.config.micro_batch_size)[0]
+        parts = self.model_parts.values()
+        with observe_metrics(parts, names) as recorder:
+            self._forward_backward.forward(batch, None)
+        fsdp.reshard(parts)
+        return recorder.gather_means(self.world.world_group)
 
     def create_decode_state(self) -> NativeDecodeState:
         """Return a state of one empty sequence.

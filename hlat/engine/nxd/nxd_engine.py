@@ -1,7 +1,7 @@
 """Training engine on neuronx-distributed, for Trainium; its tests run it on a CPU."""
 
 import os
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import neuronx_distributed as nxd
@@ -140,6 +140,10 @@ class NxdEngine:
         self._all_reduce_loss(loss)
         torch_xla.sync()
         return {"loss": loss}
+
+    def compute_metrics(self, names: Sequence[str], sequences: PackedSequences) -> dict[str, float]:
+        """Raise NotImplementedError; validation refuses metrics of extensions."""
+        raise NotImplementedError("metrics of extensions need engine=native")
 
     def create_decode_state(self) -> DecodeState:
         """Raise ConfigError: the engine does not decode."""

@@ -118,6 +118,8 @@ def find_inexpressible_settings(model: ModelConfig) -> list[str]:
         start = f"model.family={model.family} cannot express this model"
         return [f"{start}: {problem}" for problem in error.problems]
     paths = find_differing_settings(model, parsed)
+    if kinds := [path for path in paths if path.endswith(".kind")]:
+        return [f"no family of transformers has {format_setting(model, kind)}" for kind in kinds]
     families = [name for name in FAMILY_NAMES if _is_expressible(model, name)] if paths else []
     alternatives = f"model.family={families[0]} or " if families else ""
     return [

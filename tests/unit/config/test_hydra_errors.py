@@ -26,8 +26,8 @@ CASES = [
         "batch.global_batch_size=many: Value 'many' of type 'str' could not be converted to Integer",
     ),
     (
-        "schedule.name=cosin",
-        "schedule.name=cosin: Invalid value 'cosin', expected one of [constant, cosine, hlat, linear, wsd]",
+        "model.norm.placement=pr",
+        "model.norm.placement=pr: Invalid value 'pr', expected one of [pre, post, sandwich]",
     ),
     ("+model=7b", "Multiple values for model"),
 ]

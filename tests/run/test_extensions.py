@@ -1,0 +1,118 @@
+"""Extensions in training, evaluation, generation, export and the doctor, as a user starts them."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPOSITORY
+from tests.support import faulty_extensions
+
+EXAMPLES = REPOSITORY / "examples"
+GATED = ("extensions=[gated_attention.py]", "model.attention.kind=gated")
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    for file in EXAMPLES.glob("*.py"):
+        shutil.copy(file, tmp_path)
+    return tmp_path
+
+
+def test_examples_have_at_most_60_lines() -> None:
+    files = [*EXAMPLES.glob("*.py")]
+    assert len(files) >= 4
+    for file in files:
+        assert len(file.read_text().splitlines()) <= 60, file
+
+
+@pytest.mark.xdist_group("processes")
+def test_train_resume_generate_and_refuse_the_export(hlat, small, folder) -> None:
+    def train(*overrides: str):
+        return hlat("train", *small, *GATED, "run.name=x", *overrides)
+
+    done = train("run.steps=2", "parallelism.tp=2")
+    assert done.returncode == 0, done.stderr
+    assert (folder / "runs/x/extensions/gated_attention.py").is_file()
+    file = folder / "gated_attention.py"
+    file.write_text(file.read_text().replace("bounded(2.0", "bounded(2.5"))
+    done = train("run.steps=3")
+    assert done.returncode == 0, done.stderr
+    assert "gated_attention.py has changed since the last start:" in done.stdout
+    assert "+    scale: float = bounded(2.5, above=0)" in done.stdout
+    done = hlat("generate", "runs/x", "The", "max_tokens=2")
+    assert done.returncode == 2
+    assert done.stderr == (
+        "hlat: model.attention.kind=gated is a component of an extension; "
+        "add extensions=[gated_attention.py]\n"
+    )
+    done = hlat("generate", "runs/x", "The", "max_tokens=2", GATED[0])
+    assert done.returncode == 0, done.stderr
+    done = hlat("export", "runs/x", "output=exported", GATED[0])
+    assert done.returncode == 2
+    assert "no family of transformers has model.attention.kind=gated" in done.stderr
+
+
+def test_log_a_metric(hlat, small, folder) -> None:
+    done = hlat(
+        *("train", *small, "extensions=[attention_entropy.py,warmup_stable_invsqrt.py]"),
+        *("tracking.metrics=[attention_entropy]", "tracking.metrics_every=2", "run.name=x"),
+        *("schedule.name=invsqrt", "run.steps=2"),
+    )
+    assert done.returncode == 0, done.stderr
+    first, second = map(json.loads, (folder / "runs/x/metrics.jsonl").read_text().splitlines())
+    entropies = [value for key, value in second.items() if key.startswith("attention_entropy")]
+    assert entropies
+    assert all(value > 0 for value in entropies)
+    assert not any(key.startswith("attention_entropy") for key in first)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("file", "kind", "layout"),
+    [
+        ("gated_attention", "gated", ["parallelism.tp=2", "precision=mixed"]),
+        ("gated_attention", "gated", ["parallelism.zero=3", "parallelism.dp=2"]),
+        ("differential_attention", "differential", ["parallelism.pp=2", "precision=bf16_sr"]),
+        ("differential_attention", "differential", ["parallelism.tp=2", "parallelism.dp=2"]),
+    ],
+)
+@pytest.mark.xdist_group("processes")
+def test_the_doctor_passes_examples(hlat, small, folder, file, kind, layout) -> None:
+    data = [word for word in small if word.startswith("data.")]
+    done = hlat(
+        *("doctor", *data, f"extensions=[{file}.py]", f"model.attention.kind={kind}", *layout)
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "pass  backward        gradients with model.attention are finite" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("content", "section", "layout", "check", "part", "axis"),
+    [
+        (faulty_extensions.WRONG_BACKWARD, "mlp", [], "backward", "mlp", "model"),
+        (faulty_extensions.LEAK, "attention", [], "causality", "", "model"),
+        pytest.param(
+            *(faulty_extensions.WRONG_SHARDING, "attention", ["parallelism.tp=2"]),
+            *("gradients", "self_attn.head_scale", "tp"),
+            marks=pytest.mark.xdist_group("processes"),
+        ),
+    ],
+    ids=["backward", "leak", "sharding"],
+)
+def test_the_doctor_names_a_fault(
+    hlat, small, folder, content, section, layout, check, part, axis
+) -> None:
+    (folder / "idea.py").write_text(content)
+    data = [word for word in small if word.startswith("data.")]
+    done = hlat(
+        *("doctor", *data, "extensions=[idea.py]", f"model.{section}.kind=fault", *layout),
+        "run.name=x",
+    )
+    assert done.returncode == 3, done.stdout + done.stderr
+    report = json.loads((folder / "runs/doctor/x/doctor.json").read_text())
+    (found,) = [one for one in report["checks"] if one["check"] == check]
+    assert found["status"] == "FAIL"
+    assert found["culprits"][0]["axis"] == axis
+    assert part in found["culprits"][0]["part"]
