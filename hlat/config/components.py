@@ -28,23 +28,20 @@ _Type = typing.TypeVar("_Type")
 
 @dataclasses.dataclass(frozen=True)
 class Component:
-    """A kind of a part of the program.
-
-    Attributes:
-        section: Section of the configuration, such as `model.attention`.
-        kind: Value of the section's key that selects the component.
-        summary: Line of the documentation.
-        spec: Specification without torch.
-        settings: Dataclass of the settings at `<section>.<kind>`; None: it has none.
-        implementation: Torch module, class or function; None until its module is imported.
-    """
+    """A kind of a part of the program."""
 
     section: str
+    """Section of the configuration, such as `model.attention`."""
     kind: str
+    """Value of the section's key that selects the component."""
     summary: str
+    """Line of the documentation."""
     spec: Any
+    """Specification without torch."""
     settings: type | None = None
+    """Dataclass of the settings at `<section>.<kind>`; None: it has none."""
     implementation: Any = None
+    """Torch module, class or function; None until its module is imported."""
 
 
 _components: dict[tuple[str, str], Component] = {}

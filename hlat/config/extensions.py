@@ -29,17 +29,14 @@ _MAX_DIFF_LINES = 20
 
 @dataclass(frozen=True)
 class Extension:
-    """A loaded file.
-
-    Attributes:
-        path: Path as on the command line.
-        sha256: Hash of its content.
-        content: Content as it was executed.
-    """
+    """A loaded file."""
 
     path: str
+    """Path as on the command line."""
     sha256: str
+    """Hash of its content."""
     content: bytes
+    """Content as it was executed."""
 
     @property
     def name(self) -> str:

@@ -10,15 +10,12 @@ from hlat.config.components import register_component
 
 @dataclass(frozen=True)
 class ScheduleSpec:
-    """Specification of a shape after the linear warm-up (formulas: hlat.optim.lr_schedule).
-
-    Attributes:
-        fields: Optional fields of ScheduleConfig that the shape uses.
-        warmup_starts_at_zero: True if the first step of the warm-up has rate 0.
-    """
+    """Specification of a shape after the linear warm-up (formulas: hlat.optim.lr_schedule)."""
 
     fields: frozenset[str] = frozenset({"min_lr_ratio"})
+    """Optional fields of ScheduleConfig that the shape uses."""
     warmup_starts_at_zero: bool = False
+    """True if the first step of the warm-up has rate 0."""
 
 
 @dataclass

@@ -28,6 +28,7 @@ SLOW = {
     "first-day",
     "own-data",
     "own-files",
+    "own-idea",
     "recover-a-failed-run",
     "reproduce-the-paper",
     "trn1-to-trn2",
@@ -96,6 +97,6 @@ def test_other_commands_compose(guide: str, command: str, compose) -> None:
         assert not find_config_problems(command, compose), guide
 
 
-def test_there_are_ten_guides() -> None:
-    assert len(GUIDES) == 10
+def test_there_are_eleven_guides() -> None:
+    assert len(GUIDES) == 11
     assert {path.stem for path in GUIDES} >= SLOW
