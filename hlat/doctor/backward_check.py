@@ -31,12 +31,13 @@ def check_backward(harness: EngineHarness) -> Iterator[CheckResult]:
     errors = harness.run_on_rank0(lambda: _compute_errors(harness))
     if errors is None:
         return
-    wrong = sorted((name for name, e in errors.items() if not e <= _TOLERANCE), key=errors.get)
-    messages = [f"{name} by {errors[name]:.1e}" for name in reversed(wrong)]
+    # The parameters before a fault in the forward pass are wrong, so the last of them is next to it
+    wrong = [name for name, error in reversed(errors.items()) if not error <= _TOLERANCE]
+    messages = [f"{name} by {errors[name]:.1e}" for name in wrong]
     largest = max(errors.values())
     yield build_result(
         "backward",
-        [FaultLocation(name, "model") for name in reversed(wrong)],
+        [FaultLocation(name, "model") for name in wrong],
         f"gradients with {', '.join(sections)} are finite differences to {largest:.1e}",
         f"the backward pass with {', '.join(sections)} differs from finite differences "
         f"(tolerance {_TOLERANCE:.0e}): {format_first(messages, separator='; ')}",

@@ -98,6 +98,13 @@ class ParameterSpec:
     layer: int | None = None
     rows_per_head: int = 1
 
+    def __post_init__(self) -> None:
+        if self.init is Initialization.normal and len(self.shape) != 2:
+            raise ValueError(
+                f"{self.name} of shape {self.shape} has normal initial values, which need a matrix;"
+                " use Initialization.ones or Initialization.zeros"
+            )
+
     @property
     def numel(self) -> int:
         """Number of elements."""

@@ -36,18 +36,18 @@ def test_train_resume_generate_and_refuse_the_export(hlat, small, folder) -> Non
     assert done.returncode == 0, done.stderr
     assert (folder / "runs/x/extensions/gated_attention.py").is_file()
     file = folder / "gated_attention.py"
-    file.write_text(file.read_text().replace("bounded(2.0", "bounded(2.5"))
+    file.write_text(file.read_text().replace("self.scale * torch", "1.0 * self.scale * torch"))
     done = train("run.steps=3")
     assert done.returncode == 0, done.stderr
     assert "gated_attention.py has changed since the last start:" in done.stdout
-    assert "+    scale: float = bounded(2.5, above=0)" in done.stdout
-    done = hlat("generate", "runs/x", "The", "max_tokens=2")
+    assert "+        gate_BSN1 = 1.0 * self.scale * torch.sigmoid" in done.stdout
+    done = hlat("inference.generate", "runs/x", "The", "max_tokens=2")
     assert done.returncode == 2
     assert done.stderr == (
         "hlat: model.attention.kind=gated is a component of an extension; "
         "add extensions=[gated_attention.py]\n"
     )
-    done = hlat("generate", "runs/x", "The", "max_tokens=2", GATED[0])
+    done = hlat("inference.generate", "runs/x", "The", "max_tokens=2", GATED[0])
     assert done.returncode == 0, done.stderr
     done = hlat("export", "runs/x", "output=exported", GATED[0])
     assert done.returncode == 2
