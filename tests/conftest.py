@@ -194,6 +194,12 @@ def compose() -> Callable[..., DictConfig]:
 
 
 @pytest.fixture
+def without_png(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write empty PNG files, because rasterization is slow."""
+    monkeypatch.setattr("hlat.figures.report_figure.ReportFigure.render_png", lambda _: b"")
+
+
+@pytest.fixture
 def hlat(tmp_path: Path) -> Callable[..., "subprocess.CompletedProcess[str]"]:
     """Run `python -m hlat.<entry>` in a temporary directory."""
 

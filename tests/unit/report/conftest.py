@@ -2,14 +2,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from hlat.figures.report_figure import ReportFigure
 from tests.unit.report.test_browser import Tab
 
 
 @pytest.fixture(autouse=True)
-def without_png(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Write empty PNG files, because rasterization is slow."""
-    monkeypatch.setattr(ReportFigure, "render_png", lambda _: b"")
+def _use_without_png(without_png: None) -> None:
+    """Write no PNG files in the tests of this directory."""
 
 
 @pytest.fixture(scope="module")

@@ -26,6 +26,8 @@ from hlat.study.study_result import (
 )
 from hlat.tracking import sweep_log
 
+pytestmark = pytest.mark.usefixtures("without_png")
+
 WriteRun = Callable[..., None]
 DESIGN = {"question": "Is y better?", "baseline": {"precision": "x"}, "smallest_difference": 0.01}
 

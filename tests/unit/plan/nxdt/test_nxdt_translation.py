@@ -18,7 +18,7 @@ from hlat.plan.nxdt.nxdt_config import UnresolvedValue, parse_nxdt_config
 from hlat.plan.nxdt.translation_rules import RULES, load_key_tables
 from hlat.plan.nxdt_translation_text import format_translation
 
-REPOSITORY = Path(__file__).resolve().parent.parent.parent.parent
+REPOSITORY = Path(__file__).resolve().parents[4]
 NXDT_SOURCE = Path(os.environ.get("NXDT_SOURCE", "/nowhere"))
 PUBLISHED = sorted((NXDT_SOURCE / "examples/conf").glob("*.yaml"))
 KEPT = "exp_manager.checkpoint_callback_params."

@@ -17,6 +17,8 @@ from hlat.study import run_comparison
 from hlat.study.run_record import load_run_record
 from hlat.tracking import sweep_log as record
 
+pytestmark = pytest.mark.usefixtures("without_png")
+
 CONFIG = """
 run: {{name: {name}, root: runs, seed: 1}}
 optimizer: {{lr: {lr}, same: '${{run.seed}}'}}
