@@ -55,7 +55,7 @@ def _run(arguments: argparse.Namespace, typed: Sequence[str]) -> ExitCode:
     """Average on this machine, or submit a job."""
     overrides = arguments.overrides
     if overrides:
-        from hlat.config.command_job import submit_command
+        from hlat.config.command_submission import submit_command
 
         words = [word for word in typed if word not in overrides]
         if submit_command("average", Path(arguments.run), words, overrides):

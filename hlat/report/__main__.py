@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _submit(runs: Sequence[Path], words: Sequence[str], overrides: Sequence[str]) -> int:
     """Submit the report of one run or directory as a job."""
-    from hlat.config.command_job import submit_command
+    from hlat.config.command_submission import submit_command
 
     if len(runs) != 1:
         raise ConfigError(f"a job writes the report of one directory, but {len(runs)} are given")

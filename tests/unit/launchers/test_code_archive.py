@@ -109,3 +109,9 @@ def test_a_full_disk_is_avoided(archive, tmp_path, monkeypatch):
     shutil.rmtree(folder)
     monkeypatch.setattr(_code_archive_main, "_DISKS", ())
     assert Path(_code_archive_main.extract(str(archive))).parent == tmp_path
+
+
+def test_attempts_of_jobs_run_inside_of_the_archive(archive):
+    """Only other modules run from extracted files; the archive has no files that a module reads."""
+    done = run(archive, "hlat.jobs.attempt", "nowhere")
+    assert (done.returncode, done.stderr) == (1, "hlat: nowhere contains no valid submission\n")
