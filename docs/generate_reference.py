@@ -28,6 +28,7 @@ sys.path.insert(0, str(REPOSITORY))
 
 from hlat import __main__ as hlat_main  # noqa: E402
 from hlat.config import argument_parser  # noqa: E402
+from hlat.config.components import SELECTORS, list_components  # noqa: E402
 from hlat.config.compose import import_launcher_module  # noqa: E402
 from hlat.config.config_errors import ExitCode  # noqa: E402
 from hlat.config.config_json import parse_section  # noqa: E402
@@ -132,6 +133,9 @@ def _build_configuration_page() -> str:
     annotations = typing.get_type_hints(Config)
     for field in dataclasses.fields(Config):
         schema = annotations[field.name]
+        if not dataclasses.is_dataclass(schema):
+            text += f"\n## {field.name}\n\n{_read_docstrings(Config)[field.name]}\n"
+            continue
         text += f"\n## {field.name}\n\n{_format_docstring(schema)}\n\n"
         text += _build_choices(field.name) + _build_key_tables(schema, f"{field.name}.")
         for section in _list_components(schema):
@@ -215,7 +219,15 @@ def _build_key_tables(schema: type, prefix: str) -> str:
         table += "".join(
             f"| `{member.value}` | {_escape(meanings.get(member.name, ''))} |\n" for member in enum
         )
-    return table
+    return table + _build_kinds_table(prefix.rstrip("."))
+
+
+def _build_kinds_table(section: str) -> str:
+    """Return the table of the components of a section."""
+    if not (found := list_components(section)):
+        return ""
+    table = f"\nValues of `{section}.{SELECTORS[section]}`:\n\n| value | meaning |\n|---|---|\n"
+    return table + "".join(f"| `{one.kind}` | {_escape(one.summary)} |\n" for one in found)
 
 
 def _iterate_rows(schema: type, prefix: str) -> Iterator[tuple[str, str, type[Enum] | None]]:

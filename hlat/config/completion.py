@@ -6,8 +6,12 @@ Nothing is composed: a completion must answer while the user types.
 import dataclasses
 import typing
 from collections.abc import Sequence
+from contextlib import suppress
 from enum import Enum
 
+from hlat.config import extensions
+from hlat.config.components import SELECTORS, extend_schema, list_components
+from hlat.config.config_errors import ConfigError
 from hlat.config.package_dirs import find_package_dir, list_choices
 from hlat.config.run import Config
 
@@ -19,6 +23,8 @@ def complete_override(typed: Sequence[str]) -> list[str]:
         typed: Words after the command's name. bash passes `model=7` as three words: the key, `=`
             and the value.
     """
+    with suppress(ConfigError):  # the command prints it
+        extensions.load_from_command_line(" ".join(typed[:-1]).replace(" = ", "=").split())
     if len(typed) > 1 and typed[-2] == "=":
         key, value = typed[-3] if len(typed) > 2 else "", typed[-1]
         return [word for word in _list_values(key) if word.startswith(value)]
@@ -45,6 +51,9 @@ def _list_values(key: str) -> list[str]:
     """Return the choices of a group, or the values of an enum or a boolean key."""
     if key and "." not in key and (choices := list_choices(key.removeprefix("+"))):
         return choices
+    section, _, name = key.rpartition(".")
+    if SELECTORS.get(section) == name:
+        return sorted(component.kind for component in list_components(section))
     found = _find_type(key)
     for kind in (found, *typing.get_args(found)):
         if isinstance(kind, type) and issubclass(kind, Enum):
@@ -56,7 +65,7 @@ def _list_values(key: str) -> list[str]:
 
 def _find_type(key: str) -> typing.Any:
     """Return the type of a dotted key of the schema; None: there is no such key."""
-    found: typing.Any = Config
+    found: typing.Any = extend_schema(Config)
     for name in key.split("."):
         if not dataclasses.is_dataclass(found):
             return None

@@ -118,6 +118,20 @@ def format_unknown_kind(section: str, kind: str) -> str:
     )
 
 
+def format_kinds() -> str:
+    """Return the kinds of each key that selects components, and the settings of each kind."""
+    lines = []
+    for section, key in SELECTORS.items():
+        found = list_components(section)
+        if found:
+            lines.append(f"{section}.{key}: {', '.join(sorted(one.kind for one in found))}")
+        for component in found:
+            settings = () if component.settings is None else dataclasses.fields(component.settings)
+            names = (f"{section}.{component.kind}.{setting.name}" for setting in settings)
+            lines += [f"  {name}" for name in names]
+    return "\n".join(lines)
+
+
 def find_component_problems(config: Any) -> Iterator[str]:
     """Yield a message for each unknown kind, and for settings of kinds that are not selected."""
     for section, key in SELECTORS.items():

@@ -24,7 +24,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from hlat.config import config_loader, redaction
-from hlat.config.components import extend_schema
+from hlat.config.components import extend_schema, format_kinds
 from hlat.config.config_errors import ConfigError
 from hlat.config.config_files import list_user_config_dirs
 from hlat.config.hydra_errors import convert_hydra_error
@@ -42,6 +42,7 @@ def register_configs() -> None:
     """Register schema, sweeps and launchers with Hydra; install the safe loader and resolver."""
     config_loader.install_safe_config_loader()
     redaction.install_resolver()
+    OmegaConf.register_new_resolver("component_kinds", format_kinds, replace=True)
     store = ConfigStore.instance()
     store.store(name="schema", node=extend_schema(Config))
     detected = {"defaults": [choose_local_hardware(), "_self_"], "processes_per_node": None}

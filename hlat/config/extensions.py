@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import OverrideParseException
 
 from hlat.config import components
 from hlat.config.config_errors import ConfigError, escape_control_characters
@@ -178,6 +176,9 @@ def describe_changes(directory: Path, paths: Iterable[str]) -> list[str]:
 
 def _parse_paths(word: str) -> Sequence[str]:
     """Return the paths of an override such as `extensions=[a.py,b.py]` or `extensions=a.py`."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import OverrideParseException
+
     try:
         override = OverridesParser.create().parse_override(word)
         value: Any = override.value()

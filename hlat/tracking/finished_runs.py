@@ -15,6 +15,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+from hlat.config import extensions
 from hlat.config.run import Config
 from hlat.storage.bounded_files import load_json
 from hlat.storage.durable_files import replace_file
@@ -32,12 +33,14 @@ _OTHER_RUN_KEYS = ("name", "root", "force", "repeat")
 def build_identity(run_dir: Path, config: Config, data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of the provenance for this module.
 
-    `identity` contains digests of settings, code and data; None if earlier attempts had others.
+    `identity` contains digests of settings, code, extensions and data; None if earlier attempts had
+    others.
     """
     earlier = _read_json(run_dir / "provenance.json")
     identity = {
         "config": _compute_config_digest(config),
         "code": provenance.compute_code_digest(),
+        **extensions.compute_hashes(config.extensions),
         "data": _compute_digest(data),
     }
     is_same = earlier is None or earlier.get("identity") == identity

@@ -1,12 +1,16 @@
 """Extensions in training, evaluation, generation, export and the doctor, as a user starts them."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import REPOSITORY
+from tests.run.conftest import PYTHONPATH
 from tests.support import faulty_extensions
 
 EXAMPLES = REPOSITORY / "examples"
@@ -52,6 +56,24 @@ def test_train_resume_generate_and_refuse_the_export(hlat, small, folder) -> Non
     done = hlat("export", "runs/x", "output=exported", GATED[0])
     assert done.returncode == 2
     assert "no family of transformers has model.attention.kind=gated" in done.stderr
+
+
+def test_help_and_completion_have_the_kinds_and_settings(hlat, folder) -> None:
+    done = hlat("train", GATED[0], "--help")
+    assert "model.attention.kind: gated, softmax\n  model.attention.gated.scale\n" in done.stdout
+    done = hlat("train", *GATED, "model.attention.gated.scale=0")
+    assert done.returncode == 2
+    assert done.stderr == "hlat: model.attention.gated.scale=0.0 is outside (0, inf)\n"
+    typed = ["extensions", "=", "[gated_attention.py]", "model.attention.gated.s"]
+    program = f"from hlat.config.completion import complete_override as c; print(c({typed}))"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": PYTHONPATH},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "['model.attention.gated.scale=']\n", done.stderr
 
 
 def test_log_a_metric(hlat, small, folder) -> None:

@@ -12,6 +12,7 @@ from hlat.config import components, extensions, frozen_config
 from hlat.config.compose import compose_config
 from hlat.config.config_errors import ConfigError
 from hlat.config.resolve import resolve_config
+from hlat.tracking import finished_runs
 
 GATE = '''
 """A gate."""
@@ -98,16 +99,19 @@ def test_no_file_can_name_an_extension(gate) -> None:
         compose_config([gate])
 
 
-def test_the_content_is_part_of_the_identity_of_a_run(gate, monkeypatch) -> None:
-    names = []
+def test_the_content_is_part_of_the_identity_of_a_run(gate, monkeypatch, tmp_path) -> None:
+    names, identities = [], []
     for content in (GATE, GATE, GATE + "\n"):
         before = components.list_registered()
         monkeypatch.setattr(extensions, "_loaded", {})
         Path("gate.py").write_text(content)
         extensions.load_from_command_line([gate])
-        names.append(resolve_config(compose_config([gate])).run.name)
+        config = resolve_config(compose_config([gate]))
+        names.append(config.run.name)
+        identities.append(finished_runs.build_identity(tmp_path, config, {})["identity"])
         components.remove_components(components.list_registered() - before)
     assert names[0] == names[1] != names[2]
+    assert identities[0] == identities[1] != identities[2]
 
 
 def test_copy_and_describe_a_changed_file(gate, tmp_path) -> None:
