@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from hlat.config.batch import BatchConfig
 from hlat.config.optimizer import OptimizerConfig
-from hlat.config.phase import PhaseConfig, StageConfig
+from hlat.config.phase import PhaseConfig, PhaseStage
 from hlat.config.run import Config
 from hlat.config.schedule import ScheduleConfig
 from hlat.figures.report_figure import INK, MATPLOTLIB_STYLE, SERIES
@@ -30,24 +30,24 @@ SHAPES = [
 STAGES = {
     "constant, then annealed": (
         SHAPES[0],
-        [StageConfig("base", 700), StageConfig("anneal", lr=1, end_lr=0)],
+        [PhaseStage("base", 700), PhaseStage("anneal", lr=1, end_lr=0)],
     ),
     "cosine, warmed up again": (
         SHAPES[3],
         [
-            StageConfig("base", 550),
-            StageConfig("up", 50, lr=0.5, end_lr=0.8),
-            StageConfig("own", lr=0.8, end_lr=0),
+            PhaseStage("base", 550),
+            PhaseStage("up", 50, lr=0.5, end_lr=0.8),
+            PhaseStage("own", lr=0.8, end_lr=0),
         ],
     ),
     "hlat, held for a stage": (
         SHAPES[2],
-        [StageConfig("base", 300), StageConfig("own", 250, lr=0.5), StageConfig("rest")],
+        [PhaseStage("base", 300), PhaseStage("own", 250, lr=0.5), PhaseStage("rest")],
     ),
 }
 
 
-def rates(schedule: ScheduleConfig, stages: list[StageConfig]) -> list[float]:
+def rates(schedule: ScheduleConfig, stages: list[PhaseStage]) -> list[float]:
     """The rate of every step as a share of the peak, at one token per step."""
     config = Config(
         batch=BatchConfig(global_batch_size=1, micro_batch_size=1, sequence_length=1),
@@ -73,7 +73,7 @@ def main() -> None:
     with rc_context(STYLE):
         figure = Figure(figsize=(7.5, 5.4), layout="constrained")
         upper, lower = figure.subplots(2, 1, sharex=True)
-        shapes = {s.name.value: rates(s, [StageConfig("base")]) for s in SHAPES}
+        shapes = {s.name.value: rates(s, [PhaseStage("base")]) for s in SHAPES}
         plot(upper, f"Shapes: {WARMUP} steps of warm-up, a floor of {FLOOR}", shapes)
         staged = {label: rates(*told) for label, told in STAGES.items()}
         plot(lower, "Stages that set their own rate", staged)

@@ -77,9 +77,8 @@ def run_worker(config: Config, config_yaml: str, overrides: list[str]) -> ExitCo
         if not preflight.run_preflight(config, run_dir, engine):
             return ExitCode.UNHEALTHY_NODE
         engine.build(config, initialize=False)  # resume initializes or loads the weights
-        loader = build_data_loader(
-            config.data, config.phase, config.batch, config.run.seed, *engine.world.data_shard
-        )
+        shard = engine.parallel_state.data_shard
+        loader = build_data_loader(config.data, config.phase, config.batch, config.run.seed, *shard)
         validate_vocab_size(config.model, loader.vocab_size)
         tracker = Tracker(run_dir, config, is_rank0, config_yaml, overrides)
         with closing(loader), closing(tracker):
@@ -118,7 +117,7 @@ def train(
     total_steps, eval_interval = compute_total_steps(config), config.evaluation.every_steps
     evaluation_data, stage = load_evaluation_data(config, loader), loader.stage_name
     tracker.log_ready(state.step)
-    if not engine.world.world_group.any(bool(tracker.get_events("evaluate"))):
+    if not engine.parallel_state.world_group.any(bool(tracker.get_events("evaluate"))):
         evaluate_heldout(engine, evaluation_data, tracker, state.step)
     while state.step < total_steps:
         sequences = loader.next_batch()
@@ -134,7 +133,7 @@ def train(
         save_due = stop_requested or is_last or fault_tolerance.is_save_due(state.step)
         names = config.tracking.list_due_metrics(state.step)
         if save_due or names or state.step % config.run.log_every == 0:
-            metrics = engine.read(device_metrics)
+            metrics = engine.read_metrics(device_metrics)
             row = {"learning_rate": lr, **metrics.scalars, "memory_bytes": engine.peak_memory()}
             row |= engine.compute_metrics(names, sequences) if names else {}
             tracker.log_metrics(state.step, stage, **row)

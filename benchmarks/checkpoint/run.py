@@ -123,7 +123,7 @@ def measure(model: str, repetitions: int, folder: Path) -> dict[str, Any]:
 
     def train() -> float:
         start = time.perf_counter()
-        engine.read(engine.train_step(PackedSequences(tokens), 1e-4))
+        engine.read_metrics(engine.train_step(PackedSequences(tokens), 1e-4))
         return time.perf_counter() - start
 
     contestants = {name: create(config, folder, engine) for name, create in CONTESTANTS.items()}

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from hlat.config.batch import BatchConfig
 from hlat.config.data import DataConfig, EncoderLibrary, SourceConfig
-from hlat.config.phase import PhaseConfig, StageConfig
+from hlat.config.phase import PhaseConfig, PhaseStage
 from hlat.data.data_loader import DataLoader
 from hlat.data.data_loader import build_data_loader as open_hlat
 
@@ -46,5 +46,5 @@ def open_loader(settings: Settings) -> Ours:
         encoder=EncoderLibrary(settings.options["encoder"]),
         workers=settings.workers,
     )
-    phase = PhaseConfig("benchmark", [StageConfig("all")])
+    phase = PhaseConfig("benchmark", [PhaseStage("all")])
     return Ours(open_hlat(data, phase, BatchConfig(ROWS, ROWS, LENGTH), settings.seed))

@@ -26,7 +26,7 @@ def losses(config: Config, mutant: str | None, steps: int, restarts: bool) -> li
             if restarts and step == steps // 2:
                 loader = _save_and_load(config, engine, loader)
             pending = engine.train_step(loader.next_batch(), compute_lr(step, config))
-            curve.append(engine.read(pending).loss)
+            curve.append(engine.read_metrics(pending).loss)
         loader.close()
         engine.close()
     return curve
@@ -34,9 +34,9 @@ def losses(config: Config, mutant: str | None, steps: int, restarts: bool) -> li
 
 def _save_and_load(config: Config, engine: Engine, loader: DataLoader) -> DataLoader:
     """Save and load the engine's state, and return a new loader with the state of `loader`."""
-    world = engine.world
-    group = world.world_group
-    states: list[Any] = group.gather_object([world.dp_rank, loader.state_dict()])
+    parallel = engine.parallel_state
+    group = parallel.world_group
+    states: list[Any] = group.gather_object([parallel.dp_rank, loader.state_dict()])
     state = broadcast_object(
         group, merge_state_dicts([*dict(states).values()]) if group.is_rank0 else None
     )
@@ -52,5 +52,5 @@ def _save_and_load(config: Config, engine: Engine, loader: DataLoader) -> DataLo
 
 
 def _open(config: Config, engine: Engine) -> DataLoader:
-    shard = engine.world.data_shard
+    shard = engine.parallel_state.data_shard
     return build_data_loader(config.data, config.phase, config.batch, config.run.seed, *shard)

@@ -57,7 +57,7 @@ def seconds(engine: Engine, config: Config, batch: PackedSequences, checks: bool
     """Measure the CPU time of a step, with or without a check."""
     start = time.process_time()
     for step in range(STEPS):
-        engine.read(engine.train_step(batch, 1e-4))
+        engine.read_metrics(engine.train_step(batch, 1e-4))
         if checks:
             tracker: Any = None  # unused without a mismatch
             assert periodic_checks.run_periodic_checks(config, engine, tracker, step) is None
@@ -66,8 +66,9 @@ def seconds(engine: Engine, config: Config, batch: PackedSequences, checks: bool
 
 def sample_batch(config: Config, engine: Engine) -> PackedSequences:
     """Return the shard of a random batch of this data-parallel rank."""
-    size = (config.batch.global_batch_size // engine.world.dp_size, config.batch.sequence_length)
-    generator = np.random.default_rng(engine.world.dp_rank)
+    rank, dp, _ = engine.parallel_state.data_shard
+    size = (config.batch.global_batch_size // dp, config.batch.sequence_length)
+    generator = np.random.default_rng(rank)
     tokens = generator.integers(0, config.model.vocab_size, size, np.int32)
     return PackedSequences(tokens, np.zeros(size, np.int32))
 

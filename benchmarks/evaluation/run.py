@@ -123,7 +123,7 @@ def measure(repetitions: int) -> Iterator[Json]:
         engine.build(config, training=False)
         source.load_weights(engine.state_shards())
         model = InferenceModel(engine)
-        scheduler = Rank0Scheduler(model, source.tokenizer, engine.world.world_group)
+        scheduler = Rank0Scheduler(model, source.tokenizer, engine.parallel_state.world_group)
         contestants = {"hlat": LMEvalAdapter(scheduler, source.sequence_length)} | {
             f"hf, batches of {size}": HFLM(
                 pretrained=str(folder), dtype="float32", device="cpu", batch_size=size

@@ -36,10 +36,10 @@ def main(overrides: list[str]) -> None:
     Path("/proc/self/clear_refs").write_text("5")  # reset the peak
     engine.build(config)
     batch = config.batch
-    shape = (batch.global_batch_size // engine.world.dp_size, batch.sequence_length)
+    shape = (batch.global_batch_size // engine.parallel_state.dp_size, batch.sequence_length)
     tokens = np.random.default_rng(0).integers(0, config.model.vocab_size, shape, np.int32)
     for _ in range(STEPS):
-        engine.read(engine.train_step(PackedSequences(tokens), 1e-4))
+        engine.read_metrics(engine.train_step(PackedSequences(tokens), 1e-4))
     print(json.dumps(resident("VmHWM") - before), flush=True)
     engine.close()
 

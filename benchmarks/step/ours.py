@@ -22,7 +22,7 @@ class Ours:
         self.pending = self.engine.train_step(self.sequences, self.rate)
 
     def loss(self) -> float:
-        return self.engine.read(self.pending).loss
+        return self.engine.read_metrics(self.pending).loss
 
 
 def open_trainer(settings: Settings) -> Ours:

@@ -106,9 +106,7 @@ def save_checkpoint(
 
     try:
         document = run_and_reduce(
-            group,
-            lambda: _write_state_shards(directory, group.rank, step, shards),
-            merge_manifests_json,
+            group, lambda: _write_shards(directory, group.rank, step, shards), merge_manifests_json
         )
         run_on_all(group, lambda: commit(document))
     except BaseException:
@@ -323,7 +321,7 @@ def _has_signature(path: StoragePath, sign: Signer) -> bool:
     return file.exists() and _read_file(file) == sign(_read_file(path / COMMIT_MARKER))
 
 
-def _write_state_shards(
+def _write_shards(
     directory: StoragePath, rank: int, step: int, shards: Iterable[StateShard]
 ) -> dict[str, Any] | None:
     """Write the shards that this process saves; return their manifest as JSON, if any."""

@@ -61,7 +61,7 @@ class Checkpointer:
         self._verify_replicas = verify_replicas
         root = build_checkpoint_root(run_dir, config.checkpoint.destination)
         self._checkpoints_dir, self._milestones_dir = root / "checkpoints", root / "milestones"
-        is_rank0 = engine.world.background_group.is_rank0
+        is_rank0 = engine.parallel_state.background_group.is_rank0
         self._sign = load_signer(config.checkpoint.signing_key) if is_rank0 else None
         self._staging = HostStagingBuffer()
         self._executor = ThreadPoolExecutor(1, "hlat-checkpoint")
@@ -143,10 +143,10 @@ class Checkpointer:
 
     def _build_state(self, state: TrainingState) -> dict[str, Any]:
         """Return state.json of the checkpoint on rank 0, else {}, and log the data ledger."""
-        world, loader = self._engine.world, self._loader
-        model_group = world.model_parallel_group
-        has_data_shard = model_group is None or model_group.is_rank0
-        gathered = world.world_group.gather_object(loader.state_dict() if has_data_shard else None)
+        parallel, loader = self._engine.parallel_state, self._loader
+        model_group = parallel.model_parallel_group
+        data = loader.state_dict() if model_group is None or model_group.is_rank0 else None
+        gathered = parallel.world_group.gather_object(data)
         if not gathered:
             return {}
         data = merge_state_dicts([shard for shard in gathered if shard is not None])
@@ -162,13 +162,13 @@ class Checkpointer:
         state_json: dict[str, Any],
         first_bad_step: int | None,
     ) -> _SaveResult:
-        world, start, removed = self._engine.world, time.perf_counter(), list[str]()
+        parallel, start, removed = self._engine.parallel_state, time.perf_counter(), list[str]()
 
         def save(directory: StoragePath, shards: list[StateShard]) -> StoragePath:
             while True:
                 try:
                     return checkpoint_store.save_checkpoint(
-                        directory, step, shards, state_json, world.background_group, self._sign
+                        directory, step, shards, state_json, parallel.background_group, self._sign
                     )
                 except OSError as error:
                     name = self._remove_if_disk_is_full(error, first_bad_step)
@@ -189,7 +189,7 @@ class Checkpointer:
         seconds, warning = time.perf_counter() - start, ""
         if removed:
             warning = f"the disk was full, so {', '.join(removed)} was removed"
-        if first_bad_step is None and world.background_group.is_rank0:
+        if first_bad_step is None and parallel.background_group.is_rank0:
             config = self._config.checkpoint
             try:
                 retention.prune_checkpoints(
@@ -205,7 +205,8 @@ class Checkpointer:
 
     def _remove_if_disk_is_full(self, error: OSError, first_bad_step: int | None) -> str | None:
         """Remove one checkpoint if the disk of any rank is full; return its name on all ranks."""
-        group, name, config = self._engine.world.background_group, "", self._config.checkpoint
+        group, name = self._engine.parallel_state.background_group, ""
+        config = self._config.checkpoint
         if not group.any(error.errno in _DISK_FULL_ERRORS):
             return None
         if group.is_rank0:

@@ -51,7 +51,7 @@ def resume(
     destination = config.checkpoint.destination
     root = checkpoint_directory.build_checkpoint_root(run_dir, destination)
     checkpoints_dir = root / "checkpoints"
-    group = engine.world.world_group
+    group = engine.parallel_state.world_group
     checkpoint, refused = _find_checkpoint(config, checkpoints_dir, group)
     for reason in refused:
         tracker.print_message(f"WARNING: {reason}")
@@ -132,7 +132,7 @@ def _load_initial_weights(config: Config, engine: Engine, tracker: Tracker) -> d
             f"{config.checkpoint.trusted_keys} is set; start from a signed checkpoint with "
             "checkpoint.start_from, or set checkpoint.trusted_keys after the first checkpoint"
         )
-    group = engine.world.world_group
+    group = engine.parallel_state.world_group
     # Rank 0 decides, because a run that still saves there may complete a tag in the meantime
     directory = broadcast_object(
         group, pretrained_weights.find_weights_dir(source) if group.is_rank0 else ""

@@ -8,7 +8,7 @@ from hlat.config.bounds import bounded
 
 
 @dataclass
-class StageConfig:
+class PhaseStage:
     """A part of the training with one mixture, and optionally a separate learning rate."""
 
     name: str = MISSING
@@ -32,5 +32,5 @@ class PhaseConfig:
 
     name: str = MISSING
     """Short name, used in reports."""
-    timeline: list[StageConfig] = MISSING
+    timeline: list[PhaseStage] = MISSING
     """Consecutive stages."""

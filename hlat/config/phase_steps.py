@@ -8,7 +8,7 @@ from bisect import bisect_right
 from itertools import accumulate
 
 from hlat.config.batch import BatchConfig
-from hlat.config.phase import PhaseConfig, StageConfig
+from hlat.config.phase import PhaseConfig, PhaseStage
 
 
 def compute_stage_starts(phase: PhaseConfig, batch: BatchConfig) -> tuple[int, ...]:
@@ -32,7 +32,7 @@ def compute_phase_steps(phase: PhaseConfig, batch: BatchConfig) -> int | None:
     return ends[-1] if len(ends) == len(phase.timeline) else None
 
 
-def find_stage(step: int, phase: PhaseConfig, batch: BatchConfig) -> StageConfig:
+def find_stage(step: int, phase: PhaseConfig, batch: BatchConfig) -> PhaseStage:
     """Return the stage of the 0-based `step`; after the end of the phase, the last stage."""
     return phase.timeline[bisect_right(compute_stage_starts(phase, batch), step) - 1]
 

@@ -46,7 +46,7 @@ class ParallelMesh:
         self.kv = axes.get("kv", self.tp)
         tied = axes.get("tied_embedding")
         self.tied_embedding = tied if tied is not None and tied.size > 1 else None
-        self.world = build_parallel_state(rank, axes)
+        self.parallel_state = build_parallel_state(rank, axes)
 
     def all_reduce(self, tensor: torch.Tensor) -> None:
         """Sum a tensor over all ranks in place."""

@@ -81,10 +81,8 @@ class MeshAxis:
 
     def reduce_scatter(self, input_tensor: Tensor) -> Tensor:
         """Sum over all ranks and return this rank's part; [size, ...] to [...]."""
-        output = input_tensor.new_empty(input_tensor.shape[1:])
-        _reduce_scatter_tensor(
-            output.view(-1), input_tensor.contiguous().view(-1), group=self.group
-        )
+        output, work = self.reduce_scatter_async(input_tensor)
+        work.wait()
         return output
 
     def reduce_scatter_async(self, input_tensor: Tensor) -> tuple[Tensor, Any]:

@@ -1,4 +1,4 @@
-"""Process groups composed of mesh axes, so that a rank's cost does not grow with the world size."""
+"""Object groups composed of mesh axes, so that a rank's cost does not grow with the world size."""
 
 import json
 import math
@@ -54,18 +54,18 @@ def add_background_axes(partitions: Mapping[str, Partition]) -> dict[str, Partit
 
 
 def build_parallel_state(rank: int, axes: Mapping[str, MeshAxis]) -> ParallelState:
-    """Return the world of a rank, given the mesh axes through it with their background axes."""
+    """Return the parallel state of a rank, given its mesh axes with their background axes."""
     pp, dp, tp = (axes[name] for name in _WORLD_AXES)
-    world = ParallelState(
+    parallel = ParallelState(
         rank=rank,
         dp_rank=dp.rank,
         dp_size=dp.size,
         model_parallel_group=MeshObjectGroup([pp, tp]) if pp.size * tp.size > 1 else None,
     )
     if pp.size * dp.size * tp.size == 1:
-        return world
+        return parallel
     return replace(
-        world,
+        parallel,
         world_group=MeshObjectGroup([pp, dp, tp]),
         background_group=MeshObjectGroup([axes[f"background_{name}"] for name in _WORLD_AXES]),
     )

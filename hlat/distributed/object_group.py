@@ -1,4 +1,4 @@
-"""Process groups over host memory, independent of the library that connects the ranks."""
+"""Object collectives over host memory, independent of the library that connects the ranks."""
 
 import json
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 
 class ObjectGroup(Protocol):
-    """A group of ranks. Every method is a collective: all ranks call it at the same time."""
+    """Object collectives of a group of ranks: all ranks call a method at the same time."""
 
     rank: int
     """Index of this process in the group."""
@@ -38,7 +38,7 @@ class ObjectGroup(Protocol):
 
 
 class SingleRankGroup(ObjectGroup):
-    """A process group of one rank."""
+    """A group of one rank."""
 
     rank, size = 0, 1
 

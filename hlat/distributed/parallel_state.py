@@ -1,4 +1,4 @@
-"""Rank and groups of a process, which data, checkpoints and recovery use."""
+"""Rank of a process and the groups over which it exchanges objects."""
 
 from dataclasses import dataclass, field
 
@@ -7,7 +7,7 @@ from hlat.distributed.object_group import ObjectGroup, SingleRankGroup
 
 @dataclass(frozen=True)
 class ParallelState:
-    """Rank of this process and its process groups over host memory."""
+    """Rank of this process and its groups; Megatron-LM has them in its module parallel_state."""
 
     rank: int = 0
     dp_rank: int = 0

@@ -30,8 +30,9 @@ def register_stack_dumps() -> None:
 
     A supervised process writes to the file that its supervisor reads, another one to stderr.
     """
-    path = find_stacks_path(read_rank_info().rank)
-    file = _STDERR if path is None else path.open("a")  # faulthandler keeps a reference to it
+    path = get_stacks_path(Path(os.environ.get(RECORDS_DIR_ENV, "")), read_rank_info().rank)
+    # faulthandler keeps a reference to the file
+    file = path.open("a") if RECORDS_DIR_ENV in os.environ else _STDERR
     faulthandler.register(DUMP_SIGNAL, file, all_threads=True)
 
 
@@ -53,13 +54,6 @@ def kill_with_parent() -> None:
     """Make Linux kill this process when the thread that started it ends, even if it is stopped."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def find_stacks_path(rank: int) -> Path | None:
-    """Return the path of the stacks of this process; None without a supervisor."""
-    if (records_dir := os.environ.get(RECORDS_DIR_ENV)) is None:
-        return None
-    return get_stacks_path(Path(records_dir), rank)
 
 
 def get_stacks_path(records_dir: Path, rank: int) -> Path:

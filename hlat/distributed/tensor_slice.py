@@ -1,6 +1,5 @@
 """Arithmetic of tensor slices, whose intersections make checkpoints independent of the layout."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
@@ -43,17 +42,6 @@ class TensorSlice:
 def build_full_slice(shape: tuple[int, ...]) -> TensorSlice:
     """Return the slice that covers a tensor."""
     return TensorSlice((0,) * len(shape), shape)
-
-
-def is_partition(slices: Sequence[TensorSlice], shape: tuple[int, ...]) -> bool:
-    """Return True if `slices` cover each element of a tensor exactly once."""
-    if not all(len(part.offset) == len(part.size) == len(shape) for part in slices):
-        return False
-    offsets, sizes = (
-        np.array([getattr(part, key) for part in slices], np.int64).reshape(len(slices), len(shape))
-        for key in ("offset", "size")
-    )
-    return is_exact_cover(offsets, sizes, shape)
 
 
 def is_exact_cover(

@@ -161,7 +161,7 @@ def _run_check(harness: EngineHarness, name: str) -> list[CheckResult]:
     except Exception as error:
         traceback.print_exc()
         message = f"{type(error).__name__}: {error}"
-    messages = harness.engine.world.world_group.gather_object(message)
+    messages = harness.engine.parallel_state.world_group.gather_object(message)
     for rank, text in enumerate(messages):
         if text is not None:
             location = FaultLocation(f"rank {rank}", "model")

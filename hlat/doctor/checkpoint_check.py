@@ -17,13 +17,13 @@ _LEARNING_RATE = 2.0**-7
 
 def check_checkpoint(harness: EngineHarness) -> Iterator[CheckResult]:
     """Save, train a step, load: check the state bit for bit, and the loss of the next step."""
-    config, world = harness.config, harness.engine.world
+    config, parallel = harness.config, harness.engine.parallel_state
     harness.train(2, _LEARNING_RATE)
     saved, tokens = harness.gather_state(), sample_batch(config, 2)
     axes, gap = format_parallel_axes(config), 0.0
     with harness.make_temporary_dir() as directory:
         shards = harness.engine.state_shards()
-        path = checkpoint_store.save_checkpoint(directory, 2, shards, {}, world.world_group)
+        path = checkpoint_store.save_checkpoint(directory, 2, shards, {}, parallel.world_group)
         expected = harness.train_step(tokens, _LEARNING_RATE)
         weights = harness.gather_full_tensors("weights")
         checkpoint_store.load_checkpoint(path, harness.engine.state_shards())

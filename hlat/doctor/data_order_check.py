@@ -34,7 +34,7 @@ _MIN_SHUFFLED_DOCUMENTS = 16
 
 def check_data(harness: EngineHarness) -> Iterator[CheckResult]:
     """Compare the rows of all ranks with the global batch, with documents and a resumed run."""
-    world, group = harness.engine.world, harness.engine.world.world_group
+    parallel, group = harness.engine.parallel_state, harness.engine.parallel_state.world_group
     loaders, problem = _open_loaders(harness)
     try:
         if group.any(problem is not None):
@@ -44,13 +44,13 @@ def check_data(harness: EngineHarness) -> Iterator[CheckResult]:
             return
         loader, resumed = loaders
         batches = [_compute_row_digests(loader)]
-        states = group.gather_object([world.dp_rank, loader.state_dict()])
+        states = group.gather_object([parallel.dp_rank, loader.state_dict()])
         batches += [_compute_row_digests(loader) for _ in range(_NUM_BATCHES - 1)]
         state = merge_state_dicts([*dict(states).values()]) if harness.is_rank0 else None
         resumed.load_state_dict(harness.broadcast_object(state))
         resumed_batches = [_compute_row_digests(resumed) for _ in range(_NUM_BATCHES - 1)]
         is_resume_equal = resumed_batches == batches[1:]
-        reports = group.gather_object([world.dp_rank, batches, is_resume_equal])
+        reports = group.gather_object([parallel.dp_rank, batches, is_resume_equal])
     finally:
         for loader in loaders:
             loader.close()
@@ -64,7 +64,7 @@ def _open_loaders(harness: EngineHarness) -> tuple[list[DataLoader], str | None]
     settings = (config.data, config.phase, config.batch, config.run.seed)
     try:
         for _ in range(2):
-            loaders.append(build_data_loader(*settings, *harness.engine.world.data_shard))
+            loaders.append(build_data_loader(*settings, *harness.engine.parallel_state.data_shard))
     except ConfigError as error:
         return loaders, error.problems[0]
     return loaders, None
@@ -77,7 +77,7 @@ def _compute_row_digests(loader: DataLoader) -> list[str]:
 
 def _build_result(harness: EngineHarness, reports: list[Any]) -> CheckResult:
     """Return the result, given data-parallel rank, rows and resume result of each rank."""
-    config, dp = harness.config, harness.engine.world.dp_size
+    config, dp = harness.config, harness.engine.parallel_state.dp_size
     # Without workers, so that those of the run are compared with a reader in this process
     config = replace(config, data=replace(config.data, workers=0, prefetch=0))
     by_rank: dict[int, Any] = {}

@@ -57,11 +57,11 @@ class EngineHarness:
     @property
     def is_rank0(self) -> bool:
         """True on the rank that evaluates."""
-        return self.engine.world.is_rank0
+        return self.engine.parallel_state.is_rank0
 
     def broadcast_object(self, value: Any) -> Any:
         """Return the JSON value of rank 0 on all ranks."""
-        return broadcast_object(self.engine.world.world_group, value)
+        return broadcast_object(self.engine.parallel_state.world_group, value)
 
     def run_on_rank0(self, action: Callable[[], Any]) -> Any:
         """Run `action` on rank 0, and return its result there and None on the other ranks.
@@ -93,13 +93,13 @@ class EngineHarness:
 
         The rows contain the documents of `sample_documents`.
         """
-        world = self.engine.world
+        parallel = self.engine.parallel_state
         rows, documents = (
-            np.ascontiguousarray(array[world.dp_rank :: world.dp_size])
+            np.ascontiguousarray(array[parallel.dp_rank :: parallel.dp_size])
             for array in (tokens, sample_documents(self.config, tokens))
         )
         sequences = PackedSequences(rows, documents)
-        return self.engine.read(self.engine.train_step(sequences, learning_rate))
+        return self.engine.read_metrics(self.engine.train_step(sequences, learning_rate))
 
     def train(self, num_steps: int, learning_rate: float) -> list[StepMetrics]:
         """Train random weights on different batches; return the metrics of each step."""
@@ -127,7 +127,7 @@ class EngineHarness:
     ) -> float:
         """Return the mean loss of sequences, or of the tokens in a mask, given on all ranks."""
         sequences = PackedSequences(tokens, documents, target_mask)
-        return self.engine.read(self.engine.eval_step(sequences)).loss
+        return self.engine.read_metrics(self.engine.eval_step(sequences)).loss
 
     def load_random_weights(self) -> FullTensors:
         """Load `sample_weights` with a zero optimizer state; return the weights."""
@@ -194,7 +194,7 @@ class EngineHarness:
         ]
         return [
             (name, offset, size, np.frombuffer(base64.b64decode(content), np.float32))
-            for gathered in self.engine.world.world_group.gather_object(shards)
+            for gathered in self.engine.parallel_state.world_group.gather_object(shards)
             for name, offset, size, content in gathered
         ]
 
@@ -210,13 +210,13 @@ class EngineHarness:
         root = Path(self.config.run.root).absolute()
         if not self.is_rank0:
             yield Path(self.broadcast_object(None))
-            self.engine.world.world_group.any(False)
+            self.engine.parallel_state.world_group.any(False)
             return
         root.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".doctor-", dir=root) as directory:
             self.broadcast_object(directory)
             yield Path(directory)
-            self.engine.world.world_group.any(False)  # barrier
+            self.engine.parallel_state.world_group.any(False)  # barrier
 
 
 def compute_clip_factor(config: Config, metrics: StepMetrics) -> float:

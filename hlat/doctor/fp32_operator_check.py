@@ -154,7 +154,7 @@ def _measure_changed_fraction(harness: EngineHarness) -> float:
     length = config.batch.sequence_length
     tokens = np.repeat(sample_batch(config)[0, :_NUM_TOKENS, None], length, axis=1)
     sequences = PackedSequences(tokens, np.zeros_like(tokens))
-    losses = harness.engine.read(harness.engine.eval_step(sequences)).token_losses
+    losses = harness.engine.read_metrics(harness.engine.eval_step(sequences)).token_losses
     assert losses is not None
     is_equal = np.isclose(losses, losses[:, :1], rtol=_TOLERANCE, atol=0)
     return float(1 - is_equal.mean())

@@ -27,7 +27,7 @@ def check_replicas(harness: EngineHarness) -> Iterator[CheckResult]:
     harness.train(_NUM_STEPS, _LEARNING_RATE)
     engine = harness.engine
     mismatches = [asdict(mismatch) for mismatch in engine.find_replica_mismatches()]
-    gathered = engine.world.world_group.gather_object(mismatches)
+    gathered = engine.parallel_state.world_group.gather_object(mismatches)
     ranks_by_name = harness.broadcast_object(
         {item["name"]: item["ranks"] for items in gathered for item in items}
     )

@@ -1,8 +1,8 @@
 """Interface between the training loop and the engines.
 
 It is coarse because a pipeline engine runs a whole batch in one call. Batches are NumPy arrays,
-values leave the device only in `Engine.read`, and no mesh or library type crosses the interface, so
-that train.py is the same for every engine.
+values leave the device only in `Engine.read_metrics`, and no mesh or library type crosses the
+interface, so that train.py is the same for every engine.
 """
 
 from collections.abc import Iterator, Sequence
@@ -194,7 +194,7 @@ class DecodeState(Protocol):
 
 
 DeviceMetrics = Any
-"""Metrics on the device; `Engine.read` copies them to the host."""
+"""Metrics on the device; `Engine.read_metrics` copies them to the host."""
 
 
 class Engine(Protocol):
@@ -204,7 +204,7 @@ class Engine(Protocol):
     denominator of the loss, unless validation rejects them for it.
     """
 
-    world: ParallelState
+    parallel_state: ParallelState
     """Valid, like `device`, after `run_device_checks` or `build`."""
     device: str
     """Name of the device in the run record."""
@@ -261,7 +261,7 @@ class Engine(Protocol):
             ConfigError: The engine or layout does not support decoding.
         """
 
-    def read(self, metrics: DeviceMetrics) -> StepMetrics:
+    def read_metrics(self, metrics: DeviceMetrics) -> StepMetrics:
         """Return the metrics of the newest step or an evaluation: the only host synchronization."""
 
     def peak_memory(self) -> int | None:

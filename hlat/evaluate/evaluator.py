@@ -96,9 +96,8 @@ def run_evaluation(
         def load_checkpoint(location: str) -> None:
             checkpoint_dir = storage_path.parse_storage_path(location)
             run_dir = request.followed_run or checkpoint_dir
-            model_source.open_checkpoint(checkpoint_dir, run_dir).load_weights(
-                engine.state_shards()
-            )
+            followed = model_source.open_checkpoint(checkpoint_dir, run_dir)
+            followed.load_weights(engine.state_shards())
 
         def run_humaneval(output_dir: str, model_name: str) -> dict[str, float]:
             path, settings = Path(output_dir), request.humaneval_settings
@@ -113,7 +112,7 @@ def run_evaluation(
             "load_checkpoint": load_checkpoint,
             "run_humaneval": run_humaneval,
         }
-        scheduler = Rank0Scheduler(model, tokenizer, engine.world.world_group, handlers)
+        scheduler = Rank0Scheduler(model, tokenizer, engine.parallel_state.world_group, handlers)
         if not is_rank0:
             scheduler.run_worker_loop()
             return ExitCode.FINISHED

@@ -90,7 +90,7 @@ def compute_heldout_loss(engine: Engine, text: HeldoutSequences) -> HeldoutLoss:
 
 def _sum_losses(engine: Engine, text: HeldoutSequences) -> NDArray[np.float64]:
     """Return the sum of the loss in nats of each document, or of all [1]."""
-    metrics = engine.read(engine.eval_step(text.sequences))
+    metrics = engine.read_metrics(engine.eval_step(text.sequences))
     if metrics.token_losses is None:
         num_targets = text.is_target.sum()  # without any, the loss is NaN
         return np.array([metrics.loss * num_targets if num_targets else 0.0])

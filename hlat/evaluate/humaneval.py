@@ -98,7 +98,7 @@ def run_humaneval(
     Returns:
         `pass@1`, and `pass@10` with at least ten samples; empty without consent.
     """
-    world = model.world
+    parallel = model.parallel_state
     # Existing files contain the hash of this representation
     problems_key = repr(problems).replace("HumanEvalProblem(", "Problem(")
     header = {
@@ -109,24 +109,24 @@ def run_humaneval(
     }
     record = _JsonlRecord(output_dir / SAMPLES_FILE, header)
     rows, errors = None, None
-    if world.is_rank0:
+    if parallel.is_rank0:
         try:
             if settings.run_generated_code:
                 sandbox.validate_isolation(not settings.accept_weak_sandbox)
             rows = record.load_rows()
         except ConfigError as error:
             errors = error.problems
-    rows, errors = broadcast_object(world.world_group, [rows, errors])
+    rows, errors = broadcast_object(parallel.world_group, [rows, errors])
     if errors is not None:
         raise ConfigError(*errors)
 
     completions = {_get_key(row): row["completion"] for row in rows}
     for batch in _generate_samples(model, tokenizer, problems, settings, {*completions}):
         completions |= batch
-        if world.is_rank0:
+        if parallel.is_rank0:
             record.append(key._asdict() | {"completion": text} for key, text in batch.items())
     if not settings.run_generated_code:
-        if world.is_rank0:
+        if parallel.is_rank0:
             print(
                 f"{record.path}: {len(completions)} samples, not executed, since generated code "
                 "needs your consent; read docs/humaneval.md, then repeat with "
@@ -134,10 +134,10 @@ def run_humaneval(
             )
         return {}
     scores: dict[str, float] = {}
-    if world.is_rank0:
+    if parallel.is_rank0:
         passed = _execute_samples(problems, completions, settings, output_dir, header)
         scores = _compute_pass_rates(problems, passed, settings.num_samples)
-    return {name: float(v) for name, v in broadcast_object(world.world_group, scores).items()}
+    return {name: float(v) for name, v in broadcast_object(parallel.world_group, scores).items()}
 
 
 def list_ks(num_samples: int) -> list[int]:
@@ -214,7 +214,7 @@ def _generate_samples(
     is_finished = build_stop_check(tokenizer, STOP_SEQUENCES)
     temperatures = [TEMPERATURES[k] for k in list_ks(settings.num_samples)]
     total = len(temperatures) * settings.num_samples * len(problems)
-    disable = None if model.world.is_rank0 else True  # None: show it on a terminal
+    disable = None if model.parallel_state.is_rank0 else True  # None: show it on a terminal
     with tqdm(total=total, desc="HumanEval, sampling", unit="sample", disable=disable) as bar:
         bar.update(len(existing_keys))
         for temperature in temperatures:

@@ -40,9 +40,9 @@ class InferenceModel:
         self._engine, self._max_batch_tokens = engine, max_batch_tokens
 
     @property
-    def world(self) -> ParallelState:
+    def parallel_state(self) -> ParallelState:
         """Ranks of the engine."""
-        return self._engine.world
+        return self._engine.parallel_state
 
     def create_batch(self) -> DecodeBatch:
         """Return an empty batch of sequences that join and leave it at any time."""
@@ -56,7 +56,8 @@ class InferenceModel:
         Args:
             requests: Token ids of a context, at least one, and of its continuation.
         """
-        sequences = _shard_sequences(_build_sequences(requests), self.world)
+        rank, size, _ = self.parallel_state.data_shard
+        sequences = _shard_sequences(_build_sequences(requests), rank, size)
         log_probs, is_greedy = np.zeros(len(requests)), np.ones(len(requests), np.bool)
         if sequences:
             roots = [(0, node) for node in build_prefix_tree(sequences)]
@@ -91,7 +92,7 @@ class InferenceModel:
         sample_ids = range(len(prompts)) if sample_ids is None else sample_ids
         order = sorted(range(len(prompts)), key=lambda i: (len(prompts[i]), *prompts[i]))
         sizes = {i: len(prompts[i]) + max_new_tokens for i in order}
-        shard = order[self.world.dp_rank :: self.world.dp_size]
+        shard = order[self.parallel_state.dp_rank :: self.parallel_state.dp_size]
         local_results = []
         for batch in _split_into_batches(shard, sizes, self._max_batch_tokens):
             bits = [derive_random_bits(seed, sample_ids[i], max_new_tokens) for i in batch]
@@ -128,7 +129,8 @@ class InferenceModel:
 
     def _gather_results(self, local_results: list[Any]) -> list[Any]:
         """Return the results of all replicas on all ranks."""
-        group, world_group = self.world.model_parallel_group, self.world.world_group
+        parallel = self.parallel_state
+        group, world_group = parallel.model_parallel_group, parallel.world_group
         is_first = group is None or group.is_rank0
         gathered = world_group.gather_object(local_results if is_first else [])
         return [result for shard in broadcast_object(world_group, gathered) for result in shard]
@@ -243,9 +245,8 @@ def _build_sequences(
     return [sequences[tokens] for tokens in sorted(sequences)]
 
 
-def _shard_sequences(sequences: list[ScoredSequence], world: ParallelState) -> list[ScoredSequence]:
+def _shard_sequences(sequences: list[ScoredSequence], rank: int, size: int) -> list[ScoredSequence]:
     """Return this rank's consecutive sequences, balanced by the number of tokens."""
-    rank, size = world.dp_rank, world.dp_size
     if size == 1 or not sequences:
         return sequences
     ends = np.cumsum([len(sequence.tokens) for sequence in sequences])

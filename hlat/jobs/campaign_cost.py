@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from hlat.config.config_errors import ConfigError
 from hlat.config.run import Config
 from hlat.config.run_steps import compute_total_steps
-from hlat.jobs.campaign_file import Stage
+from hlat.jobs.campaign_file import CampaignStage
 from hlat.jobs.stage_expansion import ExpandedCampaign, get_start_step
 from hlat.plan import step_time
 
@@ -39,7 +39,7 @@ def sum_known(values: list[float | None]) -> float | None:
     return sum(known) if known else None
 
 
-def _compute_cost(expanded: ExpandedCampaign, stage: Stage) -> StageCost:
+def _compute_cost(expanded: ExpandedCampaign, stage: CampaignStage) -> StageCost:
     config = expanded.configs.get(stage.name)
     num_jobs = sum(job.stage == stage.name for job in expanded.jobs)
     num_steps = hours = None

@@ -7,7 +7,7 @@ reported with the closest valid one.
 import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ _RESERVED_NAMES = {"campaign", "jobs", "replaced", "comparison", ALL_STAGES}
 
 
 @dataclass(frozen=True)
-class Stage:
+class CampaignStage:
     """A stage as written in the file.
 
     Attributes:
@@ -99,7 +99,7 @@ class Campaign:
     """
 
     name: str
-    stages: tuple[Stage, ...]
+    stages: tuple[CampaignStage, ...]
     root: str = "runs"
     train: tuple[str, ...] = ()
     evaluate: tuple[str, ...] = ()
@@ -112,7 +112,7 @@ class Campaign:
         """Directory of the campaign."""
         return Path(self.root) / self.name
 
-    def find_data(self, stage: Stage) -> Path | None:
+    def find_data(self, stage: CampaignStage) -> Path | None:
         """Return the data sets of an evaluation: next to the file, or in the working directory."""
         if stage.data is None:
             return None
@@ -120,7 +120,7 @@ class Campaign:
         near = self.source_dir / path
         return near.absolute() if near.is_dir() else path.absolute()
 
-    def get_stage(self, name: str) -> Stage:
+    def get_stage(self, name: str) -> CampaignStage:
         """Return a stage by name."""
         return next(stage for stage in self.stages if stage.name == name)
 
@@ -178,7 +178,7 @@ def load_campaign(file: Path) -> Campaign:
     )
 
 
-def find_graph_problems(stages: Sequence[Stage]) -> list[str]:
+def find_graph_problems(stages: Sequence[CampaignStage]) -> list[str]:
     """Return unknown stages, sources of the wrong kind, and cycles."""
     by_name = {stage.name: stage for stage in stages}
     problems = [
@@ -210,7 +210,7 @@ def find_graph_problems(stages: Sequence[Stage]) -> list[str]:
     return problems
 
 
-def sort_stages(stages: Sequence[Stage]) -> tuple[Stage, ...]:
+def sort_stages(stages: Sequence[CampaignStage]) -> tuple[CampaignStage, ...]:
     """Return the stages in an order in which each follows its dependencies.
 
     Raises:
@@ -235,7 +235,7 @@ class _StageParser:
         self._tree = tree
         self.problems: list[str] = []
 
-    def parse_stages(self) -> list[Stage]:
+    def parse_stages(self) -> list[CampaignStage]:
         """Return the valid stages in the order of the file."""
         if not isinstance(self._tree, dict) or not self._tree:
             self.problems.append("stages: give at least one stage by name")
@@ -255,11 +255,11 @@ class _StageParser:
                 stages += [stage] if stage else []
         others = tuple(stage.name for stage in stages if stage.kind != "report")
         return [
-            Stage(**{**vars(stage), "sources": others}) if stage.sources == (ALL_STAGES,) else stage
+            replace(stage, sources=others) if stage.sources == (ALL_STAGES,) else stage
             for stage in stages
         ]
 
-    def _parse_stage(self, name: str, content: Mapping[str, Any]) -> Stage | None:
+    def _parse_stage(self, name: str, content: Mapping[str, Any]) -> CampaignStage | None:
         key, kinds = f"stages.{name}", [kind for kind in KINDS if kind in content]
         if len(kinds) != 1:
             unknown = [word for word in content if word not in _COMMON_KEYS]
@@ -277,7 +277,7 @@ class _StageParser:
         values = {word: content[word] for word in content if word in known}
         parsed = self._parse_values(key, kind, values)
         self._find_conflicts(key, kind, parsed)
-        return Stage(name, kind, **parsed) if len(self.problems) == num_problems else None
+        return CampaignStage(name, kind, **parsed) if len(self.problems) == num_problems else None
 
     def _parse_values(self, key: str, kind: str, values: Mapping[str, Any]) -> dict[str, Any]:
         parsed: dict[str, Any] = {}

@@ -24,7 +24,7 @@ from hlat.evaluate.humaneval import HumanEvalSettings
 from hlat.evaluate.paper_tasks import HUMANEVAL
 from hlat.inference.inference_config import build_inference_config
 from hlat.inference.model_metadata import ModelMetadata
-from hlat.jobs.campaign_file import Campaign, Stage
+from hlat.jobs.campaign_file import Campaign, CampaignStage
 from hlat.jobs.campaign_page import PAGE_NAME
 from hlat.jobs.stage_job import StageJob, compute_digest
 from hlat.plan.feasibility import validate_feasibility
@@ -98,9 +98,9 @@ class _Expansion:
         self.configs: dict[str, Config] = {}
         self.invalid: set[str] = set()
 
-    def add_stage(self, stage: Stage) -> None:
+    def add_stage(self, stage: CampaignStage) -> None:
         """Add the jobs of a stage after those of its dependencies."""
-        builders: dict[str, Callable[[Stage], list[StageJob]]] = {
+        builders: dict[str, Callable[[CampaignStage], list[StageJob]]] = {
             "train": self._build_training,
             "average": self._build_average,
             "evaluate": self._build_evaluations,
@@ -108,7 +108,7 @@ class _Expansion:
         }
         self.jobs += builders[stage.kind](stage)
 
-    def _build_training(self, stage: Stage) -> list[StageJob]:
+    def _build_training(self, stage: CampaignStage) -> list[StageJob]:
         overrides = merge_overrides(self._campaign.train, stage.overrides)
         for word in overrides:
             key = parse_override_key(word) or ""
@@ -139,7 +139,7 @@ class _Expansion:
         yaml = format_config(composed)
         return [self._build_job(stage, arguments, run_dir, run_dir, config=yaml, detail=detail)]
 
-    def _build_average(self, stage: Stage) -> list[StageJob]:
+    def _build_average(self, stage: CampaignStage) -> list[StageJob]:
         source = stage.sources[0]
         run_dir, config = self._get_run_dir(source), self.configs[source]
         selection, detail = f"last={stage.last}", f"last {stage.last} checkpoints of {source}"
@@ -155,7 +155,7 @@ class _Expansion:
         directory = build_job_dir(run_dir, "average", arguments)
         return [self._build_job(stage, arguments, directory, output, detail=detail)]
 
-    def _build_evaluations(self, stage: Stage) -> list[StageJob]:
+    def _build_evaluations(self, stage: CampaignStage) -> list[StageJob]:
         source = stage.sources[0]
         is_average = self._campaign.get_stage(source).kind == "average"
         run_stage = self._campaign.get_stage(source).sources[0] if is_average else source
@@ -182,7 +182,7 @@ class _Expansion:
             jobs.append(replace(job, name=name))
         return jobs
 
-    def _build_report(self, stage: Stage) -> list[StageJob]:
+    def _build_report(self, stage: CampaignStage) -> list[StageJob]:
         directory = self._campaign.directory
         arguments = [str(directory)]
         job_dir = build_job_dir(directory, "report", arguments)
@@ -192,7 +192,7 @@ class _Expansion:
 
     def _build_job(
         self,
-        stage: Stage,
+        stage: CampaignStage,
         arguments: Sequence[str],
         directory: Path,
         result: Path,
@@ -220,11 +220,13 @@ class _Expansion:
             detail=detail,
         )
 
-    def _get_run_dir(self, stage: Stage | str) -> Path:
+    def _get_run_dir(self, stage: CampaignStage | str) -> Path:
         return self._campaign.directory / (stage if isinstance(stage, str) else stage.name)
 
 
-def _build_request(stage: Stage, model: str, step: int | None, data: Path | None) -> EvalRequest:
+def _build_request(
+    stage: CampaignStage, model: str, step: int | None, data: Path | None
+) -> EvalRequest:
     """Return the evaluation of a checkpoint; `step` is None for the newest."""
     settings = HumanEvalSettings(
         stage.samples or HumanEvalSettings.num_samples, run_generated_code=stage.run_generated_code
@@ -267,7 +269,7 @@ def _build_evaluation_config(run_dir: Path, config: Config, overrides: Sequence[
     return build_inference_config(metadata, overrides)
 
 
-def _select_steps(stage: Stage, config: Config) -> list[int]:
+def _select_steps(stage: CampaignStage, config: Config) -> list[int]:
     """Return the steps of the selected checkpoints: token counts are rounded up to a step."""
     per_step, last = config.batch.tokens_per_step, compute_total_steps(config)
     start = get_start_step(config)

@@ -20,8 +20,8 @@ from hlat.plan.hardware_efficiency import (
     RESERVED_MEMORY_GIB,
     get_planned_engine,
 )
-from hlat.plan.stage_shards import (
-    StageShard,
+from hlat.plan.pipeline_stage_shards import (
+    PipelineStageShard,
     build_execution_settings,
     build_stage_shards,
     compute_hidden_bytes,
@@ -166,7 +166,7 @@ def _estimate_stage(
     config: Config,
     mesh: ParallelDegrees,
     rank: int,
-    stage: StageShard,
+    stage: PipelineStageShard,
     activations: ActivationBytes,
 ) -> MemoryEstimate:
     bytes_per_parameter = compute_bytes_per_parameter(config.precision)
@@ -203,7 +203,7 @@ def _estimate_stage(
 
 
 def _estimate_collective_buffer_bytes(
-    config: Config, mesh: ParallelDegrees, stage: StageShard, zero: int
+    config: Config, mesh: ParallelDegrees, stage: PipelineStageShard, zero: int
 ) -> float:
     """Return the bytes of send and receive buffers.
 

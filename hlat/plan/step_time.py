@@ -21,8 +21,8 @@ from hlat.config.run import Config
 from hlat.distributed.mesh_coordinates import ParallelDegrees, compute_parallel_degrees
 from hlat.model import decoder_spec
 from hlat.plan.hardware_efficiency import EFFICIENCIES, HardwareEfficiency, get_planned_engine
-from hlat.plan.stage_shards import (
-    StageShard,
+from hlat.plan.pipeline_stage_shards import (
+    PipelineStageShard,
     build_stage_shards,
     compute_hidden_bytes,
     count_micro_batch_tokens,
@@ -163,7 +163,7 @@ def compute_step_time(config: Config, speed: AchievedSpeed) -> StepTime:
 
 
 def compute_forward_backward_flops(
-    config: Config, mesh: ParallelDegrees, stage: StageShard
+    config: Config, mesh: ParallelDegrees, stage: PipelineStageShard
 ) -> float:
     """Return the FLOPs of one rank for one micro batch.
 
@@ -189,7 +189,7 @@ def compute_forward_backward_flops(
 
 
 def compute_tensor_parallel_bytes(
-    config: Config, mesh: ParallelDegrees, stage: StageShard
+    config: Config, mesh: ParallelDegrees, stage: PipelineStageShard
 ) -> float:
     """Return the bytes that a rank sends to its tensor-parallel group for one micro batch.
 
@@ -219,7 +219,9 @@ def compute_pipeline_bytes(config: Config, mesh: ParallelDegrees) -> float:
     return 2 * compute_hidden_bytes(config) / num_shards * layout.stages_per_rank
 
 
-def compute_data_parallel_bytes(config: Config, mesh: ParallelDegrees, stage: StageShard) -> float:
+def compute_data_parallel_bytes(
+    config: Config, mesh: ParallelDegrees, stage: PipelineStageShard
+) -> float:
     """Return the bytes that a rank sends along its data-parallel ring in a step.
 
     ZeRO stage 0 reduce-scatters and all-gathers gradients, (n - 1)/n of them each. From stage 1 on
@@ -264,7 +266,7 @@ def count_rings_per_node(config: Config, mesh: ParallelDegrees) -> int:
 
 
 def _compute_reduction_time(
-    config: Config, mesh: ParallelDegrees, stage: StageShard, speed: AchievedSpeed
+    config: Config, mesh: ParallelDegrees, stage: PipelineStageShard, speed: AchievedSpeed
 ) -> float:
     """Return the seconds of all data-parallel collectives of a step."""
     sent = compute_data_parallel_bytes(config, mesh, stage)

@@ -33,11 +33,11 @@ class FaultTolerance:
         self._loader = loader
         self._checkpointer = Checkpointer(config, run_dir, engine, loader, tracker, verify_replicas)
         self._rollback_policy = RollbackPolicy(config, run_dir, engine, loader, tracker)
-        self._watchdog = StepWatchdog(config.recovery, run_dir, engine.world.rank)
+        self._watchdog = StepWatchdog(config.recovery, run_dir, engine.parallel_state.rank)
         is_supervised = heartbeat.open_heartbeat() is not None
         self._num_unsaved_steps = 0
         self._signal_handler = SignalHandler(
-            engine.world.is_rank0,
+            engine.parallel_state.is_rank0,
             DUPLICATE_SIGNAL_WINDOW_S if is_supervised else 0.0,
             lambda: not is_supervised and self._num_unsaved_steps == 0,
         )
@@ -48,7 +48,7 @@ class FaultTolerance:
         self._exit_stack.callback(self._checkpointer.close)
         self._exit_stack.enter_context(self._signal_handler)
         self._exit_stack.enter_context(self._watchdog)
-        if self._engine.world.is_rank0:
+        if self._engine.parallel_state.is_rank0:
             self._exit_stack.enter_context(self._slow_step_notice)
         return self
 
@@ -61,7 +61,8 @@ class FaultTolerance:
         self._slow_step_notice.step()
         self._num_unsaved_steps += 1
         self._checkpointer.log_finished_save()
-        return self._engine.world.world_group.any(self._signal_handler.signal_name is not None)
+        has_signal = self._signal_handler.signal_name is not None
+        return self._engine.parallel_state.world_group.any(has_signal)
 
     def check_metrics(
         self, state: TrainingState, metrics: StepMetrics
@@ -145,6 +146,7 @@ class FaultTolerance:
     def record_interruption(self, step: int) -> None:
         """Log the signal that ends the run, and ignore further signals after the final save."""
         self._signal_handler.ignore_signals()
-        names = self._engine.world.world_group.gather_object(self._signal_handler.signal_name)
+        group = self._engine.parallel_state.world_group
+        names = group.gather_object(self._signal_handler.signal_name)
         name = next(filter(None, names), None)  # of the first rank that has received one
         self._tracker.log_event("interrupt", step, signal=name)

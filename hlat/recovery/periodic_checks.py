@@ -31,10 +31,10 @@ def run_periodic_checks(
     if not replica_verification.verify_replicas(engine, tracker, step):
         return ExitCode.UNHEALTHY_NODE
     first, second = (
-        engine.read(engine.eval_step(sequences)).loss
+        engine.read_metrics(engine.eval_step(sequences)).loss
         for sequences in build_causality_probe(config, step)
     )
-    if not engine.world.world_group.any(abs(first - second) > 0):
+    if not engine.parallel_state.world_group.any(abs(first - second) > 0):
         return None
     reason = f"later tokens change the loss of earlier positions from {first:.9g} to {second:.9g}"
     tracker.log_event("diverge", step, reason=reason)
@@ -62,7 +62,7 @@ def check_heldout_loss(
         reason = "the held-out loss is not finite"
     elif first is not None and last > first + config.recovery.spike_margin:
         reason = f"the held-out loss rose from {first:.4g} to {last:.4g}"
-    if not engine.world.world_group.any(bool(reason)):
+    if not engine.parallel_state.world_group.any(bool(reason)):
         return None
     tracker.log_event("diverge", step, reason=reason)
     tracker.print_message(f"ERROR: {reason}; use a lower optimizer.lr, or set optimizer.grad_clip")

@@ -57,7 +57,7 @@ def run_preflight(config: Config, run_dir: Path, engine: Engine) -> bool:
         return True
     start = time.perf_counter()
     report = _measure_rank(config, run_dir, engine)
-    group = engine.world.world_group
+    group = engine.parallel_state.world_group
     bounds = measure_clock_bounds(group)
     reports = [parse_rank_report(item) for item in group.gather_object(asdict(report))]
     result = None
@@ -105,7 +105,7 @@ def _measure_rank(config: Config, run_dir: Path, engine: Engine) -> RankReport:
     device_report = _run_device_checks(config, run_dir, engine)
     return RankReport(
         host=host_info.get_host_name(),
-        rank=engine.world.rank,
+        rank=engine.parallel_state.rank,
         open_files=host_info.raise_open_file_limit(num_files),
         ancestor_pids=process_ids.list_ancestor_pids(),
         same_command_pids=process_ids.list_same_command_pids() if is_local_rank0 else [],

@@ -29,7 +29,7 @@ def verify_replicas(engine: Engine, tracker: Tracker, step: int) -> bool:
     Raises:
         ReplicaMismatchError: On all ranks, if replicas differ without a majority.
     """
-    group, mismatches = engine.world.world_group, engine.find_replica_mismatches()
+    group, mismatches = engine.parallel_state.world_group, engine.find_replica_mismatches()
     reports = group.gather_object(
         [host_info.get_host_name(), [asdict(mismatch) for mismatch in mismatches]]
     )

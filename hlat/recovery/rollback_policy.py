@@ -71,7 +71,7 @@ class RollbackPolicy:
             tracker.log_event("spike", step, grad_norm=metrics.grad_norm, average=average)
         is_last = step == compute_total_steps(self._config)
         has_diverged = has_diverged or (is_last and not is_finite(metrics))
-        group = self._engine.world.world_group
+        group = self._engine.parallel_state.world_group
         return group.any(group.is_rank0 and has_diverged)
 
     def roll_back(
@@ -82,7 +82,7 @@ class RollbackPolicy:
         Returns the action of the training loop and the state to continue with. The run stops if
         there is no such checkpoint, or if earlier rollbacks to it did not help.
         """
-        tracker, group = self._tracker, self._engine.world.world_group
+        tracker, group = self._tracker, self._engine.parallel_state.world_group
         first_bad_step = broadcast_object(group, self._spike_detector.first_bad_step)
         checkpoint, problem = self._find_target_checkpoint(first_bad_step)
         reason = (
@@ -112,7 +112,7 @@ class RollbackPolicy:
 
     def _find_target_checkpoint(self, first_bad_step: int) -> tuple[VerifiedCheckpoint | None, str]:
         """Return the checkpoint for a rollback, or the problem; quarantine newer checkpoints."""
-        group = self._engine.world.world_group
+        group = self._engine.parallel_state.world_group
         newest, _ = checkpoint_lookup.find_newest_checkpoint(
             self._checkpoints_dir,
             before_step=first_bad_step,

@@ -35,7 +35,7 @@ def batches():
 
 
 def train(engine, batches):
-    return [engine.read(engine.train_step(batch, RATE)) for batch in batches]
+    return [engine.read_metrics(engine.train_step(batch, RATE)) for batch in batches]
 
 
 def checkpointing(mode):
@@ -60,7 +60,7 @@ def measure_saved_bytes(engine, batch):
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
-        engine._forward_backward.forward(engine._build_batch(batch), 1.0)
+        engine._runner.forward(engine._build_batch(batch), 1.0)
     return sum(saved.values())
 
 

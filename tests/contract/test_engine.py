@@ -62,7 +62,7 @@ def packed(tokens):
 
 
 def _train(engine, batches):
-    return [engine.read(engine.train_step(batch, RATE)) for batch in batches]
+    return [engine.read_metrics(engine.train_step(batch, RATE)) for batch in batches]
 
 
 def _state(engine):
@@ -70,7 +70,7 @@ def _state(engine):
 
 
 def test_initial_loss_is_that_of_a_uniform_distribution(build, tokens, config):
-    assert build().read(build().eval_step(tokens[0])).loss == pytest.approx(
+    assert build().read_metrics(build().eval_step(tokens[0])).loss == pytest.approx(
         np.log(config.model.vocab_size), abs=0.1
     )
 
@@ -102,9 +102,9 @@ def test_training_lowers_the_loss_of_its_batches(build, tokens):
 def test_evaluation_changes_no_state_and_accepts_any_number_of_sequences(build, tokens):
     engine = build()
     before = _state(engine)
-    whole = engine.read(engine.eval_step(tokens[0])).loss
+    whole = engine.read_metrics(engine.eval_step(tokens[0])).loss
     parts = [
-        engine.read(engine.eval_step(PackedSequences(tokens[0].tokens[rows]))).loss
+        engine.read_metrics(engine.eval_step(PackedSequences(tokens[0].tokens[rows]))).loss
         for rows in (slice(0, 3), slice(3, 8))
     ]
     assert (3 * parts[0] + 5 * parts[1]) / 8 == pytest.approx(whole, rel=1e-6)
@@ -114,9 +114,9 @@ def test_evaluation_changes_no_state_and_accepts_any_number_of_sequences(build, 
 def test_evaluation_ignores_masked_tokens(build, tokens):
     engine, rows = build(), tokens[0].tokens
     mask = np.arange(rows.shape[1]) < np.array([[9], [4], *[[0]] * (len(rows) - 2)])
-    found = engine.read(engine.eval_step(PackedSequences(rows, target_mask=mask)))
+    found = engine.read_metrics(engine.eval_step(PackedSequences(rows, target_mask=mask)))
     nine, four = (
-        engine.read(engine.eval_step(PackedSequences(rows[i : i + 1, :n].copy()))).loss
+        engine.read_metrics(engine.eval_step(PackedSequences(rows[i : i + 1, :n].copy()))).loss
         for i, n in enumerate((9, 4))
     )
     assert found.loss == pytest.approx((8 * nine + 3 * four) / 11, rel=1e-6)
@@ -126,7 +126,7 @@ def test_evaluation_ignores_masked_tokens(build, tokens):
 
 def test_evaluation_has_no_norms(build, tokens):
     engine = build()
-    metrics = engine.read(engine.eval_step(tokens[0]))
+    metrics = engine.read_metrics(engine.eval_step(tokens[0]))
     assert metrics.grad_norm is None
     assert metrics.param_norm is None
 
@@ -173,7 +173,7 @@ def test_step_equals_plain_pytorch(build, tokens, config, decay_norms):
             model.parameters(), engine.model_parts[0].parameters(), strict=True
         ):
             copy.copy_(original)
-    ours = engine.read(engine.train_step(tokens[0], RATE))
+    ours = engine.read_metrics(engine.train_step(tokens[0], RATE))
     batch = torch.from_numpy(tokens[0].tokens)
     norms, matrices = (
         [weight for weight in model.parameters() if (weight.dim() == 1) == vector]
@@ -209,7 +209,7 @@ def test_step_equals_plain_pytorch(build, tokens, config, decay_norms):
 def test_gradients_are_clipped_to_grad_clip(build, tokens, grad_clip):
     """Compare with the first moment, a tenth of the clipped gradient; 0 clips nothing."""
     engine = build(optimizer={"grad_clip": grad_clip})
-    norm = engine.read(engine.train_step(tokens[0], RATE)).grad_norm
+    norm = engine.read_metrics(engine.train_step(tokens[0], RATE)).grad_norm
     moments = [
         shard.tensor.double().flatten()
         for shard in engine.state_shards()
@@ -231,8 +231,10 @@ def test_document_and_loss_mask_are_independent(build, packed, document_mask, lo
         documents = documents if document_mask else None
         logits = engine.model_parts[0].compute_logits(tokens, documents)[:, :-1]
         expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
-    assert engine.read(engine.eval_step(packed)).loss == pytest.approx(expected.item(), rel=1e-6)
-    assert engine.read(engine.train_step(packed, 0.0)).loss == pytest.approx(
+    assert engine.read_metrics(engine.eval_step(packed)).loss == pytest.approx(
+        expected.item(), rel=1e-6
+    )
+    assert engine.read_metrics(engine.train_step(packed, 0.0)).loss == pytest.approx(
         expected.item(), rel=1e-6
     )
 
@@ -242,7 +244,7 @@ def test_accumulation_weights_all_counted_tokens_equally(build, packed, document
     """Compare the moments, which after one step are the gradients times 1 - beta1."""
     data = {"document_mask": document_mask, "loss_mask": loss_mask}
     whole, parts = (build(data=data, batch={"micro_batch_size": size}) for size in (8, 2))
-    metrics = [engine.read(engine.train_step(packed, RATE)) for engine in (whole, parts)]
+    metrics = [engine.read_metrics(engine.train_step(packed, RATE)) for engine in (whole, parts)]
     assert metrics[0].loss == pytest.approx(metrics[1].loss, rel=2e-6)
     assert metrics[0].grad_norm == pytest.approx(metrics[1].grad_norm, rel=2e-6)
     found = _state(parts)
@@ -255,7 +257,7 @@ def test_a_batch_without_counted_tokens_has_loss_zero(build):
     engine = build(data={"document_mask": True, "loss_mask": True})
     rows = np.full((8, 64), EOS, np.int32)
     sequences = PackedSequences(rows, compute_document_ids(rows, EOS))
-    metrics = engine.read(engine.train_step(sequences, RATE))
+    metrics = engine.read_metrics(engine.train_step(sequences, RATE))
     assert (metrics.loss, metrics.grad_norm) == (0.0, 0.0)
     assert np.isfinite(metrics.param_norm)
 
@@ -345,7 +347,7 @@ def _answers(engine, sequences):
     found = state.compute_log_probs(
         np.zeros_like(positions), positions, np.full_like(positions, EOS)
     )
-    return engine.read(engine.eval_step(sequences)), *(each.tolist() for each in found)
+    return engine.read_metrics(engine.eval_step(sequences)), *(each.tolist() for each in found)
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ def state(engine):
 
 
 def train(engine, batches, rate=RATE):
-    return [engine.read(engine.train_step(batch, rate)) for batch in batches]
+    return [engine.read_metrics(engine.train_step(batch, rate)) for batch in batches]
 
 
 def only(dtypes):
@@ -212,11 +212,11 @@ def test_checkpoints_are_interchangeable_between_recipes(config, batches, compos
     engine = build(config)
     train(engine, batches[:3])
     path = checkpoint_store.save_checkpoint(tmp_path, 3, engine.state_shards(), {})
-    loss = engine.read(engine.eval_step(batches[3])).loss
+    loss = engine.read_metrics(engine.eval_step(batches[3])).loss
     for name in RECIPES:
         other = build(resolve_config(compose(*small, *SIZE, f"precision={name}")))
         checkpoint_store.load_checkpoint(path, other.state_shards())
-        assert other.read(other.eval_step(batches[3])).loss == pytest.approx(loss, rel=2e-3)
+        assert other.read_metrics(other.eval_step(batches[3])).loss == pytest.approx(loss, rel=2e-3)
 
 
 STRONG_DECAY = 200.0

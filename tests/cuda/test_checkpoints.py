@@ -20,7 +20,7 @@ def build(config) -> NativeEngine:
 
 def train(engine, batches):
     return [
-        engine.read(engine.train_step(checks.shard_batch(batch, engine), checks.RATE))
+        engine.read_metrics(engine.train_step(checks.shard_batch(batch, engine), checks.RATE))
         for batch in batches
     ]
 

@@ -38,16 +38,16 @@ MEMORY = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_steps_do_not_synchronize(configure, device, case) -> None:
-    """Allow the host to wait for the device in `read` only."""
+    """Allow the host to wait for the device in `read_metrics` only."""
     engine = NativeEngine()
     engine.build(configure(device, *CASES[case]))
     batches = [checks.shard_batch(batch, engine) for batch in checks.batches(engine.config, 5)]
     for batch in batches[:WARM_UP_STEPS]:
-        engine.read(engine.train_step(batch, checks.RATE))
+        engine.read_metrics(engine.train_step(batch, checks.RATE))
     with forbid_synchronization(device):
         for batch in batches[WARM_UP_STEPS:]:
             metrics = engine.train_step(batch, checks.RATE)
-    assert np.isfinite(engine.read(metrics).loss)
+    assert np.isfinite(engine.read_metrics(metrics).loss)
     engine.close()
 
 
@@ -79,7 +79,7 @@ def test_peak_memory_is_planned(compose, device, recipe) -> None:
     def train() -> None:
         engine.build(config)
         for _ in range(2):
-            engine.read(engine.train_step(PackedSequences(tokens), checks.RATE))
+            engine.read_metrics(engine.train_step(PackedSequences(tokens), checks.RATE))
 
     found, planned = measure_peak_bytes(device, train), estimate_memory(config)
     engine.close()

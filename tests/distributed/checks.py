@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 from hlat.checkpoint import checkpoint_store
 from hlat.config.run import Config
 from hlat.data.packed_sequences import PackedSequences, compute_document_ids
-from hlat.distributed.tensor_slice import TensorSlice, is_partition
+from hlat.distributed.tensor_slice import TensorSlice
 from hlat.engine.interface import Engine
 from hlat.engine.native.native_engine import NativeEngine
 from hlat.model.canonical_views import iter_row_views
+from tests.support.tensor_slices import is_partition
 
 MODEL = [
     "model.hidden_size=64",
@@ -48,7 +49,7 @@ def batches(config: Config, steps: int) -> list[NDArray[np.int32]]:
 
 def shard_batch(batch: NDArray[np.int32], engine: Engine) -> PackedSequences:
     """Return the rows of a data-parallel rank."""
-    rows = batch[engine.world.dp_rank :: engine.world.dp_size]
+    rows = batch[engine.parallel_state.dp_rank :: engine.parallel_state.dp_size]
     return PackedSequences(rows, compute_document_ids(rows, EOS))
 
 
@@ -72,7 +73,9 @@ def losses_after(engine: Engine, batch: NDArray[np.int32]) -> tuple[float, float
         PackedSequences(tokens, documents),
         PackedSequences(tokens, documents, np.indices(tokens.shape)[1] <= 7),
     )
-    return engine.read(engine.eval_step(full)).loss, engine.read(engine.eval_step(first)).loss
+    return engine.read_metrics(engine.eval_step(full)).loss, engine.read_metrics(
+        engine.eval_step(first)
+    ).loss
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +101,7 @@ def train_and_record(config: Config, steps: int) -> TrainingRecord:
     first, *others = all_batches
     rows = [run_step(engine, first)]
     documents = compute_document_ids(first, EOS)
-    eval_loss = engine.read(engine.eval_step(PackedSequences(first, documents))).loss
+    eval_loss = engine.read_metrics(engine.eval_step(PackedSequences(first, documents))).loss
     shards = {
         (shard.name, shard.offset): shard.tensor.float().numpy().reshape(shard.size).copy()
         for shard in engine.state_shards()
@@ -112,7 +115,7 @@ def train_and_record(config: Config, steps: int) -> TrainingRecord:
 
 def run_step(engine: Engine, batch: NDArray[np.int32]) -> tuple[Any, ...]:
     """Train a step, and return loss, norms of gradients and weights, and skipped steps."""
-    metrics = engine.read(engine.train_step(shard_batch(batch, engine), RATE))
+    metrics = engine.read_metrics(engine.train_step(shard_batch(batch, engine), RATE))
     return *metrics.scalars.values(), metrics.num_skipped
 
 
@@ -158,7 +161,7 @@ def save_and_continue(config: Config, folder: Path, steps: int) -> list[tuple[fl
     for batch in all_batches[:steps]:
         engine.train_step(shard_batch(batch, engine), RATE)
     checkpoint_store.save_checkpoint(
-        folder, steps, engine.state_shards(), {"step": steps}, engine.world.world_group
+        folder, steps, engine.state_shards(), {"step": steps}, engine.parallel_state.world_group
     )
     return _rest(engine, all_batches[steps:])
 

@@ -65,7 +65,7 @@ def planted(mutant: str | None) -> Any:
 def _raise_in_a_check(rank: int, right: Any) -> Any:
     def check(harness):
         yield from right(harness)
-        if harness.engine.world.world_group.rank == rank:
+        if harness.engine.parallel_state.world_group.rank == rank:
             raise ZeroDivisionError("division by zero")
 
     return check
@@ -487,7 +487,7 @@ MUTANTS: dict[str, Plant] = {
         autograd_functions._GatedLinearUnit, backward=staticmethod(_without_up)
     ),
     "last micro batch dropped": around(pipeline_parallel.DeviceBatch, "split", _drops_the_last),
-    "mean of means": around(pipeline_parallel.SingleStage, "backward", _mean_of_means),
+    "mean of means": around(pipeline_parallel.SequentialRunner, "backward", _mean_of_means),
     "sums overwritten": around(
         gradient_accumulation.GradientAccumulator, "_accumulate", _overwrites
     ),
@@ -558,11 +558,11 @@ MUTANTS: dict[str, Plant] = {
     "key/value copies summed twice": lambda: _kv(2),
     "key/value copies count twice": around(model_parts, "compute_shard", _counts_copies),
     "targets of another micro batch": around(
-        pipeline_parallel.PipelinedStages, "backward", _of_another_micro_batch
+        pipeline_parallel.PipelineRunner, "backward", _of_another_micro_batch
     ),
     "pipeline averages again": around(pipeline_parallel, "_select_schedule", _averages_again),
     "pipeline loses the last": around(
-        pipeline_parallel.PipelinedStages, "_compute_loss", _loses_the_last
+        pipeline_parallel.PipelineRunner, "_compute_loss", _loses_the_last
     ),
     "moments not restored": around(checkpoint_store, "load_checkpoint", _spoils_moments),
     "restored in bf16": around(checkpoint_store, "load_checkpoint", _narrows),

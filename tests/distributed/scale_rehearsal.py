@@ -34,7 +34,7 @@ from hlat.config.run import Config
 from hlat.data.packed_sequences import PackedSequences
 from hlat.distributed.mesh_axis import MeshAxis
 from hlat.engine.native.native_engine import NativeEngine
-from hlat.engine.native.pipeline_parallel import DeviceBatch, LossFn, PipelinedStages
+from hlat.engine.native.pipeline_parallel import DeviceBatch, LossFn, PipelineRunner
 from hlat.model.decoder import Decoder
 
 
@@ -68,7 +68,10 @@ def rehearse(config: Config, rank: int) -> Rehearsal:
         engine.build(config)
         build_seconds = time.perf_counter() - start
         tokens = np.zeros(
-            (config.batch.global_batch_size // engine.world.dp_size, config.batch.sequence_length),
+            (
+                config.batch.global_batch_size // engine.parallel_state.dp_size,
+                config.batch.sequence_length,
+            ),
             np.int32,
         )
         engine.params.sync_model_params()
@@ -108,7 +111,7 @@ def _simulate_rank(config: Config, rank: int) -> Iterator[None]:
             mock.patch.dict(os.environ, variables),
             mock.patch("hlat.distributed.process_groups._wait_for_members"),
             mock.patch("hlat.engine.native.native_engine.init_weights"),
-            mock.patch("hlat.engine.native.native_engine.PipelinedStages", OneStage),
+            mock.patch("hlat.engine.native.native_engine.PipelineRunner", OneStageRunner),
             # The check updates one element and reads it; fake tensors have no values
             mock.patch("hlat.optim.adamw.has_fused_adamw", return_value=True),
             FakeTensorMode(),
@@ -118,7 +121,7 @@ def _simulate_rank(config: Config, rank: int) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-class OneStage(PipelinedStages):
+class OneStageRunner(PipelineRunner):
     """Stages of one pipeline rank without the other ranks, one micro batch at a time."""
 
     def __init__(

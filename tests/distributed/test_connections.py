@@ -35,7 +35,7 @@ def exchange(config: Config) -> list[tuple[bool, int, int]]:
     """Return a flag of each rank as seen here, with the number of messages and collectives."""
     engine = NativeEngine()
     engine.build(config)
-    group, results = engine.world.world_group, []
+    group, results = engine.parallel_state.world_group, []
     for source in [*range(group.size), None]:
         with (
             mock.patch.object(dist, "isend", wraps=dist.isend) as isend,

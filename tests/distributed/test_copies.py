@@ -57,7 +57,7 @@ def flip_bits(
         bits = bits.view(INTEGERS[bits.element_size()])
         index = np.unravel_index(int(position * bits.numel()), bits.shape)
         flip = torch.tensor(1).bitwise_left_shift(int(bit * 8 * bits.element_size()))
-        flip = flip.to(bits.dtype) * (rank == engine.world.rank)
+        flip = flip.to(bits.dtype) * (rank == engine.parallel_state.rank)
         bits[index] ^= flip
         found = engine.find_replica_mismatches()
         bits[index] ^= flip

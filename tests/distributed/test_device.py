@@ -9,7 +9,7 @@ from hlat.config.parallelism import ActivationCheckpointing
 from hlat.distributed.mesh_coordinates import compute_parallel_degrees
 from hlat.plan import step_time
 from hlat.plan.memory_estimate import estimate_memory
-from hlat.plan.stage_shards import build_stage_shards
+from hlat.plan.pipeline_stage_shards import build_stage_shards
 from hlat.precision.precision_bytes import get_itemsize
 from tests.distributed import shim
 from tests.distributed.ranks import Ranks

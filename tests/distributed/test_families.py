@@ -78,7 +78,7 @@ def test_training_equals_one_process(
     assert_rows_equal(found[0].rows, expected.rows)
     assert all(record.rows == found[0].rows for record in found)
     tensors, others = (
-        checks.joined([record.chunks for record in records]) for records in (found, [expected])
+        checks.joined([record.shards for record in records]) for records in (found, [expected])
     )
     assert tensors.keys() == others.keys()
     for key, whole in others.items():

@@ -98,7 +98,7 @@ def test_training_equals_one_process(
     assert all(record.rows == found[0].rows for record in found)
 
     tensors, others = (
-        checks.joined([record.chunks for record in records]) for records in (found, [expected])
+        checks.joined([record.shards for record in records]) for records in (found, [expected])
     )
     assert tensors.keys() == others.keys()
     for key, whole in others.items():

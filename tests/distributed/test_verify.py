@@ -20,7 +20,7 @@ def save_two(config: Config, folder: Path) -> None:
     engine.build(config)
     for step in (1, 2):
         checkpoint_store.save_checkpoint(
-            folder, step, engine.state_shards(), {}, engine.world.world_group
+            folder, step, engine.state_shards(), {}, engine.parallel_state.world_group
         )
     engine.close()
 
@@ -29,9 +29,9 @@ def find(config: Config, folder: Path) -> tuple[str, list[str], int]:
     """Return the newest valid checkpoint, the refused ones, and the bytes that this rank has read."""
     engine = NativeEngine()
     engine.build(config)
-    world, read = engine.world, []
+    parallel_state, read = engine.parallel_state, []
     path, refused = find_newest_valid(
-        folder, on_progress=read.append, process_group=world.world_group
+        folder, on_progress=read.append, process_group=parallel_state.world_group
     )
     engine.close()
     assert path is not None

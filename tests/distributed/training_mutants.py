@@ -382,7 +382,7 @@ MUTANTS: dict[str, Plant] = {
     "softmax in bf16": patched(attention, attend=_softmax_in_bf16),
     "loss in bf16": around(native_engine, "linear_cross_entropy", _loss_in_bf16),
     "evaluation of one token more": around(NativeEngine, "eval_step", _one_target_more),
-    "evaluation averages rows": around(NativeEngine, "read", _mean_of_rows),
+    "evaluation averages rows": around(NativeEngine, "read_metrics", _mean_of_rows),
     "documents skipped": patched(TokenStream, _close_chunk=_skips_documents),
     "BOS missing": around(Tokenizer, "add_delimiters", _without_bos),
     "EOS missing": around(Tokenizer, "add_delimiters", _without_eos),

@@ -42,7 +42,7 @@ class EngineWithLoader:
         """Train one step and return its loss."""
         pending = self.engine.train_step(self._loader.next_batch(), RATE)
         self.state = self.state.after_step(self._config.batch.tokens_per_step)
-        return self.engine.read(pending).loss
+        return self.engine.read_metrics(pending).loss
 
     def save(self) -> Path:
         """Save everything, in a folder from which an older step is removed."""

@@ -160,7 +160,7 @@ def run_adapter(
     engine.build(config)
     one.load_weights(engine.state_shards())
     adapter = LMEvalAdapter(
-        Rank0Scheduler(InferenceModel(engine), one.tokenizer, engine.world.world_group),
+        Rank0Scheduler(InferenceModel(engine), one.tokenizer, engine.parallel_state.world_group),
         one.sequence_length,
     )
     found = {

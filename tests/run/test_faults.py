@@ -31,7 +31,7 @@ def steps(runner):
 @pytest.fixture
 def spoil(monkeypatch):
     """Increase the losses of some batches, by their order in training."""
-    real_step, real_read = NativeEngine.train_step, NativeEngine.read
+    real_step, real_read = NativeEngine.train_step, NativeEngine.read_metrics
 
     def install(is_bad):
         trained = []
@@ -48,7 +48,7 @@ def spoil(monkeypatch):
             )  # fmt: skip
 
         monkeypatch.setattr(NativeEngine, "train_step", step)
-        monkeypatch.setattr(NativeEngine, "read", read)
+        monkeypatch.setattr(NativeEngine, "read_metrics", read)
         return trained
 
     return install
@@ -312,7 +312,7 @@ class TestSupervised:
 
     @pytest.mark.slow  # starts a failing worker twice
     def test_end_the_run_after_the_same_exception_at_the_same_step(self, runner, tmp_path):
-        broken(runner, tmp_path, 0, "NativeEngine.read = lambda *_: 1 / 0")
+        broken(runner, tmp_path, 0, "NativeEngine.read_metrics = lambda *_: 1 / 0")
         done = runner.run_process("run.name=x", "recovery.max_restarts=9")
         assert done.returncode == 1
         assert len(events(runner, "restart")) == 1

@@ -48,7 +48,9 @@ def adapter(folder) -> Iterator[LMEvalAdapter]:
     engine = create_engine(config := build_inference_config(source, ()))
     engine.build(config, training=False, initialize=False)
     source.load_weights(engine.state_shards())
-    scheduler = Rank0Scheduler(InferenceModel(engine), source.tokenizer, engine.world.world_group)
+    scheduler = Rank0Scheduler(
+        InferenceModel(engine), source.tokenizer, engine.parallel_state.world_group
+    )
     yield LMEvalAdapter(scheduler, source.sequence_length)
     engine.close()
 
@@ -141,7 +143,9 @@ def test_a_special_token_ends_a_text(adapter, folder, tmp_path) -> None:
     engine = create_engine(config := build_inference_config(source, ()))
     engine.build(config, training=False, initialize=False)
     source.load_weights(engine.state_shards())
-    scheduler = Rank0Scheduler(InferenceModel(engine), source.tokenizer, engine.world.world_group)
+    scheduler = Rank0Scheduler(
+        InferenceModel(engine), source.tokenizer, engine.parallel_state.world_group
+    )
     changed = LMEvalAdapter(scheduler, source.sequence_length)
     requests = [request("generate_until", "The sum is", {"until": [STOP], "max_gen_toks": 12})]
     expected = harness(other).generate_until(requests)

@@ -193,7 +193,12 @@ def test_resume_killed_run_bitwise(runner, torchrun):
 
 @pytest.mark.slow  # test_faults.py: the same of one process
 def test_report_only_the_first_exception(runner, tmp_path):
-    broken(runner, tmp_path, 1, "NativeEngine.read = lambda *_: (os.write(2, b'unwell\\n'), 1 / 0)")
+    broken(
+        runner,
+        tmp_path,
+        1,
+        "NativeEngine.read_metrics = lambda *_: (os.write(2, b'unwell\\n'), 1 / 0)",
+    )
     failed = runner.run_process("run.name=x", *LAYOUT)
     assert failed.returncode == 1
     assert "[rank 1] unwell" in failed.stderr
@@ -204,7 +209,7 @@ def test_report_only_the_first_exception(runner, tmp_path):
 
 @pytest.mark.slow  # test_faults.py: the same of one process
 def test_report_configuration_error_of_one_rank(runner, tmp_path):
-    raised = "import hlat.config.config_errors as e; NativeEngine.read = lambda *_: (_ for _ in ()).throw(e.ConfigError('key=1: no'))"
+    raised = "import hlat.config.config_errors as e; NativeEngine.read_metrics = lambda *_: (_ for _ in ()).throw(e.ConfigError('key=1: no'))"
     broken(runner, tmp_path, 1, raised)
     failed = runner.run_process("run.name=x", *LAYOUT)
     assert failed.returncode == 2

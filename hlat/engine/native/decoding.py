@@ -17,7 +17,7 @@ from torch import Tensor
 from hlat.config.run import Config
 from hlat.distributed.mesh_axis import MeshAxis
 from hlat.engine.interface import DecodeState
-from hlat.engine.native.pipeline_parallel import ForwardBackward
+from hlat.engine.native.pipeline_parallel import MicroBatchRunner
 from hlat.engine.native.tensor_parallel import TensorParallelRegions
 from hlat.model import token_sampling
 from hlat.model.decoder import Decoder, DecoderLayer
@@ -37,7 +37,7 @@ class DecodeContext:
 
     config: Config
     model_parts: Mapping[int, Decoder]
-    forward_backward: ForwardBackward
+    runner: MicroBatchRunner
     regions: TensorParallelRegions
     pp_axis: MeshAxis
     device: torch.device
@@ -151,9 +151,7 @@ class NativeDecodeState:
             )
             for stage, layers in self._kv_caches.items()
         }
-        return self._context.forward_backward.forward_with_cache(
-            self._context.to_device(tokens), kv_caches
-        )
+        return self._context.runner.forward_with_cache(self._context.to_device(tokens), kv_caches)
 
     @torch.inference_mode()
     def compute_log_probs(

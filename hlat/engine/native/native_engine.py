@@ -33,9 +33,9 @@ from hlat.engine.native.model_metrics import observe_metrics
 from hlat.engine.native.model_parts import build_model_parts
 from hlat.engine.native.pipeline_parallel import (
     DeviceBatch,
-    ForwardBackward,
-    PipelinedStages,
-    SingleStage,
+    MicroBatchRunner,
+    PipelineRunner,
+    SequentialRunner,
 )
 from hlat.engine.native.sharded_parameters import ShardedParameters
 from hlat.engine.native.tensor_parallel import TensorParallelRegions
@@ -51,7 +51,7 @@ from hlat.precision.torch_dtypes import TORCH_DTYPES
 class NativeEngine:
     """Implementation of hlat.engine.interface.Engine on PyTorch only."""
 
-    world = ParallelState()
+    parallel_state = ParallelState()
     device = ""
 
     def run_device_checks(self, config: Config) -> DeviceReport:
@@ -80,11 +80,11 @@ class NativeEngine:
             else ShardedParameters(local_params, config, self._mesh.dp)
         )
         if self._mesh.pp.size > 1:
-            self._forward_backward: ForwardBackward = PipelinedStages(
+            self._runner: MicroBatchRunner = PipelineRunner(
                 self.model_parts, config, self._mesh.pp, self._compute_loss
             )
         else:
-            self._forward_backward = SingleStage(
+            self._runner = SequentialRunner(
                 self.model_parts[0], config.micro_batch_size, self._compute_loss
             )
         self._num_skipped = torch.zeros((), device=self._device)
@@ -101,7 +101,7 @@ class NativeEngine:
         assert isinstance(params, TrainableParameters), "the engine was built with training=False"
         self._sync_stale_params()
         scale = 1 / max(1, self._count_global_target_tokens(sequences))
-        loss = self._forward_backward.backward(self._build_batch(sequences), scale)
+        loss = self._runner.backward(self._build_batch(sequences), scale)
         gradients = params.collect_gradients()
         loss, grad_norm = self._all_reduce_metrics(loss, params.select_owned_rows(gradients))
         max_norm = self.config.optimizer.grad_clip  # torch's clip_grad_norm_ with a global norm
@@ -121,7 +121,7 @@ class NativeEngine:
         shard = self._build_batch(sequences).shard(dp.rank, dp.size)
         if self._compile_backend is not None:
             shard = shard.pad(size)  # another shape would be another graph
-        losses = [self._forward_backward.forward(batch, None) for batch in shard.split(size)]
+        losses = [self._runner.forward(batch, None) for batch in shard.split(size)]
         losses_of_shard = torch.cat(losses)
         self._mesh.pp.all_reduce(losses_of_shard)
         # Row k of shard r is row r + k * dp
@@ -138,9 +138,9 @@ class NativeEngine:
         batch = self._build_batch(sequences).split(self.config.micro_batch_size)[0]
         parts = self.model_parts.values()
         with observe_metrics(parts, names) as recorder:
-            self._forward_backward.forward(batch, None)
+            self._runner.forward(batch, None)
         fsdp.reshard(parts)
-        return recorder.gather_means(self.world.world_group)
+        return recorder.gather_means(self.parallel_state.world_group)
 
     def create_decode_state(self) -> NativeDecodeState:
         """Return a state of one empty sequence.
@@ -153,14 +153,14 @@ class NativeEngine:
         context = DecodeContext(
             self.config,
             self.model_parts,
-            self._forward_backward,
+            self._runner,
             self._regions,
             self._mesh.pp,
             self._device,
         )
         return build_empty_decode_state(context)
 
-    def read(self, metrics: dict[str, Tensor]) -> StepMetrics:
+    def read_metrics(self, metrics: dict[str, Tensor]) -> StepMetrics:
         """Wait for the device and return the metrics; a collective over all ranks."""
         if "token_losses" in metrics:
             token_losses = metrics["token_losses"].cpu().numpy()
@@ -186,11 +186,9 @@ class NativeEngine:
         weights only.
         """
         self._params_stale = True
-        params = self.params
+        params, specs = self.params, self._specs
         for name, shard in params.shards.items():
-            yield from iter_state_shards(
-                params.get_state(name), shard, self._specs, params.owns(name)
-            )
+            yield from iter_state_shards(params.get_state(name), shard, specs, params.owns(name))
 
     def saved_state_shards(self) -> Iterator[StateShard]:
         """Yield the shards that this rank saves."""
@@ -208,10 +206,10 @@ class NativeEngine:
         params = getattr(self, "params", None)
         if isinstance(params, TrainableParameters):
             params.close()
-        for name in ("model_parts", "params", "_forward_backward"):
+        for name in ("model_parts", "params", "_runner"):
             vars(self).pop(name, None)
         if self._owns_process_group:
-            self.world.world_group.any(False)  # waits for all ranks
+            self.parallel_state.world_group.any(False)  # waits for all ranks
             dist.destroy_process_group()
 
     def _init_distributed(self, config: Config) -> None:
@@ -226,7 +224,7 @@ class NativeEngine:
         prepare_device(config, self._device)
         self._owns_process_group = init_distributed(rank, config.num_processes, self._device)
         self._mesh = ParallelMesh(config, rank)
-        self.world, self.device = self._mesh.world, str(self._device)
+        self.parallel_state, self.device = self._mesh.parallel_state, str(self._device)
 
     def _sync_stale_params(self) -> None:
         """Update the model after `state_shards` may have been filled."""

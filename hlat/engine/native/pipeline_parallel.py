@@ -67,8 +67,8 @@ class DeviceBatch:
         return [DeviceBatch(*each) for each in zip(tokens, documents, targets, strict=True)]
 
 
-class SingleStage:
-    """Passes of micro batches through a model with all layers on this rank."""
+class SequentialRunner:
+    """Passes of micro batches, one after the other, through a model with all layers."""
 
     def __init__(self, model: Decoder, micro_batch_size: int, loss_fn: LossFn) -> None:
         self._model, self._micro_batch_size, self._loss_fn = model, micro_batch_size, loss_fn
@@ -101,8 +101,8 @@ class SingleStage:
         return outputs
 
 
-class PipelinedStages:
-    """Passes through the stages of all pipeline ranks, given this rank's model parts by stage."""
+class PipelineRunner:
+    """Passes of micro batches through the pipeline stages of all ranks, given this rank's parts."""
 
     def __init__(
         self, model_parts: Mapping[int, Decoder], config: Config, axis: MeshAxis, loss_fn: LossFn
@@ -115,7 +115,7 @@ class PipelinedStages:
         device = next(next(iter(model_parts.values())).parameters()).device
         stages = [
             PipelineStage(
-                _StageModule(part),
+                _PipelineStageModule(part),
                 stage,
                 self._last_stage + 1,
                 device,
@@ -191,10 +191,10 @@ class PipelinedStages:
         return self._loss_fn(self._model_parts[self._last_stage], output, targets, self._scale)
 
 
-ForwardBackward = SingleStage | PipelinedStages
+MicroBatchRunner = SequentialRunner | PipelineRunner
 
 
-class _StageModule(nn.Module):
+class _PipelineStageModule(nn.Module):
     """A model part with the calling convention of torch's schedules."""
 
     def __init__(self, part: Decoder) -> None:

@@ -48,7 +48,7 @@ _CLIP_EPSILON = 1e-6
 class NxdEngine:
     """Implementation of hlat.engine.interface.Engine on neuronx-distributed."""
 
-    world = ParallelState()
+    parallel_state = ParallelState()
     device = ""
 
     def run_device_checks(self, config: Config) -> DeviceReport:
@@ -99,7 +99,7 @@ class NxdEngine:
         if self._broadcasts_replicas:
             self.params.broadcast_replicas()
         self._all_reduce_loss(loss)
-        loss /= self.world.dp_size
+        loss /= self.parallel_state.dp_size
         torch_xla.sync()
         return {"loss": loss, "grad_norm": self._grad_norm}
 
@@ -125,12 +125,12 @@ class NxdEngine:
         The batch is padded with sequences of weight zero, so that any number of them has one graph.
         """
         self._sync_from_host()
-        config, dp = self.config, self.world.dp_size
+        config, dp = self.config, self.parallel_state.dp_size
         is_pipelined = config.parallelism.pp > 1
         size = config.batch.global_batch_size // dp if is_pipelined else config.micro_batch_size
         batch = _pad_batch(self._build_batch(sequences, dp_sharded=False), size * dp)
         loss = self._build_zero_loss()
-        for start in range(self.world.dp_rank * size, len(batch["tokens"]), dp * size):
+        for start in range(self.parallel_state.dp_rank * size, len(batch["tokens"]), dp * size):
             part = {name: tensor[start : start + size] for name, tensor in batch.items()}
             if is_pipelined:
                 loss += self._eval_pipelined(part)
@@ -150,7 +150,7 @@ class NxdEngine:
         validate_decoding(self.config)
         raise AssertionError("the capability table forbids decoding")
 
-    def read(self, metrics: dict[str, Tensor]) -> StepMetrics:
+    def read_metrics(self, metrics: dict[str, Tensor]) -> StepMetrics:
         """Wait for the device and return the metrics; a collective over all ranks."""
         if "grad_norm" not in metrics:
             return StepMetrics(metrics["loss"].item())
@@ -197,7 +197,7 @@ class NxdEngine:
         """Release model and optimizer, and destroy the process groups."""
         for name in ("_model", "params"):
             vars(self).pop(name, None)
-        self.world.world_group.any(False)  # waits for all ranks
+        self.parallel_state.world_group.any(False)  # waits for all ranks
         dist.destroy_process_group()
 
     def _init_distributed(self, config: Config) -> None:
@@ -218,14 +218,14 @@ class NxdEngine:
             dist.init_process_group("xla", init_method="xla://")
         self._parallel_config = self._build_nxd_config()
         self._host_axes = build_host_axes()
-        self.world = build_parallel_state(dist.get_rank(), self._host_axes)
+        self.parallel_state = build_parallel_state(dist.get_rank(), self._host_axes)
         self._device = xm.xla_device()
         self.device = str(self._device)
 
     @property
     def _is_main_replica(self) -> bool:
         """True if this rank saves the rows that it owns."""
-        return self.config.parallelism.zero > 0 or self.world.dp_rank == 0
+        return self.config.parallelism.zero > 0 or self.parallel_state.dp_rank == 0
 
     def _find_saved_names(self) -> set[str]:
         """Return the parameters of which this rank saves rows."""
@@ -390,7 +390,7 @@ class NxdEngine:
         num_shards = 1
         if dp_sharded and loss_mask:
             self._host_axes["dp"].all_reduce(num_targets)
-            num_shards = self.world.dp_size
+            num_shards = self.parallel_state.dp_size
         is_target = (targets != IGNORE_INDEX).to(self._dtypes[Dtype.fp32])
         weights = is_target * num_shards / max(1, int(num_targets))
         return {"tokens": tokens, "targets": targets.clamp(min=0), "weights": weights}

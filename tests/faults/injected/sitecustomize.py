@@ -74,11 +74,11 @@ def nan_steps():
 class NotFinite:
     """Forward and backward passes with a loss scale that is NaN."""
 
-    def __init__(self, forward_backward):
-        self.forward_backward = forward_backward
+    def __init__(self, runner):
+        self.runner = runner
 
     def backward(self, batch, scale):
-        return self.forward_backward.backward(batch, scale * float("nan"))
+        return self.runner.backward(batch, scale * float("nan"))
 
 
 def raise_once():
@@ -181,7 +181,7 @@ def patch_engine(module):
     import numpy as np
 
     engine = module.NativeEngine
-    train_step, read = engine.train_step, engine.read
+    train_step, read = engine.train_step, engine.read_metrics
     bad = set()
 
     def spoil(sequences):
@@ -205,15 +205,15 @@ def patch_engine(module):
         jump_clock()
         if "garbage" in FAULTS:
             spoil(sequences)
-        forward_backward = self._forward_backward
+        runner = self._runner
         if FAULTS.get("rank", 0) == RANK and Step.number in nan_steps():
-            self._forward_backward = NotFinite(forward_backward)
+            self._runner = NotFinite(runner)
         try:
             pending = train_step(self, sequences, rate)
             flip_once(self)
             return pending
         finally:
-            self._forward_backward = forward_backward
+            self._runner = runner
 
     def read_metrics(self, pending):
         metrics = read(self, pending)
@@ -223,7 +223,7 @@ def patch_engine(module):
                 return replace(metrics, grad_norm=metrics.grad_norm + 1000)
         return metrics
 
-    engine.train_step, engine.read = step, read_metrics
+    engine.train_step, engine.read_metrics = step, read_metrics
 
 
 def patch_store(module):

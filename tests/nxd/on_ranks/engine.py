@@ -80,7 +80,7 @@ def save_and_continue(config: Config, folder: Path, steps: int) -> list[tuple[fl
     for batch in all_batches[:steps]:
         engine.train_step(shard_batch(batch, engine), RATE)
     checkpoint_store.save_checkpoint(
-        folder, steps, engine.state_shards(), {"step": steps}, engine.world.world_group
+        folder, steps, engine.state_shards(), {"step": steps}, engine.parallel_state.world_group
     )
     return _rest(engine, all_batches[steps:])
 
@@ -109,7 +109,7 @@ def compilations(config: Config, steps: int) -> list[tuple[int, int]]:
     for number, batch in enumerate(batches(config, steps)):
         pending = engine.train_step(shard_batch(batch, engine), RATE / (1 + number))
         if number < 2 or number > 9:
-            engine.read(pending)
+            engine.read_metrics(pending)
         metric = torch_xla.debug.metrics.metric_data("CompileTime")
         counts.append((0 if metric is None else metric[0], _count_operators_on_host()))
         if number == 4:
@@ -187,7 +187,7 @@ def slices_and_loss(config: Config) -> tuple[dict[Any, NDArray[Any]], float]:
     """Return `slices`, and the loss of the same batch after the step."""
     engine, batch = _built(config), batches(config, 1)[0]
     engine.train_step(shard_batch(batch, engine), RATE)
-    loss = engine.read(
+    loss = engine.read_metrics(
         engine.eval_step(PackedSequences(batch, compute_document_ids(batch, EOS)))
     ).loss
     return _slices(engine), loss
@@ -250,7 +250,7 @@ def count_copied_tensors(config: Config, folder: Path) -> list[tuple[int, int]]:
     with mock.patch.object(Tensor, "to", record_copies):
         engine.build(config)
         path = checkpoint_store.save_checkpoint(
-            folder, 0, engine.saved_state_shards(), {}, engine.world.world_group
+            folder, 0, engine.saved_state_shards(), {}, engine.parallel_state.world_group
         )
         checkpoint_store.load_checkpoint(path, engine.state_shards())
         end_part()

@@ -56,7 +56,7 @@ class _Run:
 
     def evaluate(self) -> None:
         sequences = PackedSequences(self.batch, compute_document_ids(self.batch, EOS))
-        self.engine.read(self.engine.eval_step(sequences))
+        self.engine.read_metrics(self.engine.eval_step(sequences))
 
     def step(self) -> None:
         self.steps += 1
@@ -64,7 +64,7 @@ class _Run:
         self.metrics = self.engine.train_step(shard_batch(self.batch, self.engine), rate)
 
     def read(self) -> None:
-        self.engine.read(self.metrics)
+        self.engine.read_metrics(self.metrics)
 
     def save(self) -> None:
         self.engine.find_replica_mismatches()

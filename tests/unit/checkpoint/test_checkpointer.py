@@ -30,11 +30,11 @@ def write(compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         return save_checkpoint(directory, *arguments)
 
     monkeypatch.setattr(checkpoint_store, "save_checkpoint", save_to_small_disk)
-    world = SimpleNamespace(background_group=SingleRankGroup())
+    parallel_state = SimpleNamespace(background_group=SingleRankGroup())
 
     def write(step: int, first_bad_step: int | None, *more: str):
         config = resolve_config(compose(*base, *more))
-        engine = SimpleNamespace(world=world)
+        engine = SimpleNamespace(parallel_state=parallel_state)
         checkpointer = Checkpointer(config, tmp_path, engine, Mock(), Mock(), Mock())
         state = TrainingState(step, step * 1000).to_json()
         return checkpointer._write_checkpoint(step, CHUNKS, state, first_bad_step)

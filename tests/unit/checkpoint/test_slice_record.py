@@ -21,8 +21,9 @@ from hlat.checkpoint.checkpoint_manifest import (
 )
 from hlat.checkpoint.slice_record import SliceRecord, format_rank_file, merge_slice_records
 from hlat.distributed.state_shard import StateShard
-from hlat.distributed.tensor_slice import TensorSlice, is_partition
+from hlat.distributed.tensor_slice import TensorSlice
 from hlat.storage.durable_files import FileRecord
+from tests.support.tensor_slices import is_partition
 
 
 def list_single(record: SliceRecord) -> list[tuple[Any, ...]]:
@@ -166,7 +167,7 @@ def test_a_checkpoint_of_many_ranks_is_read_by_one(tmp_path: Any) -> None:
     for rank in range(6):
         rows = values[rank * 2 : rank * 2 + 2]
         shard = StateShard("w", (12, 2), (rank * 2, 0), (2, 2), rows)
-        parts.append(checkpoint_store._write_state_shards(directory, rank, 7, [shard]))
+        parts.append(checkpoint_store._write_shards(directory, rank, 7, [shard]))
     manifest = merge_manifests([CheckpointManifest.from_json(part) for part in parts if part])
     target = tmp_path / "step_00000007"
     checkpoint_store.commit_checkpoint(directory, target, manifest, {})

@@ -8,7 +8,7 @@ from omegaconf.errors import OmegaConfBaseException
 from hlat.config.config_errors import ConfigError
 from hlat.config.config_json import parse_section, serialize_sections
 from hlat.config.data import DataConfig, EncoderLibrary, SourceConfig
-from hlat.config.phase import PhaseConfig, StageConfig
+from hlat.config.phase import PhaseConfig, PhaseStage
 
 DATA = DataConfig(
     "x",
@@ -17,7 +17,7 @@ DATA = DataConfig(
     eos_token="e",
     encoder=EncoderLibrary.fast,
 )
-PHASE = PhaseConfig("p", [StageConfig("one", 5, {"a": 1.0}), StageConfig("two")])
+PHASE = PhaseConfig("p", [PhaseStage("one", 5, {"a": 1.0}), PhaseStage("two")])
 
 
 def test_round_trip() -> None:

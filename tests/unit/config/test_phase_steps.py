@@ -1,7 +1,7 @@
 """Rounding of stages to steps."""
 
 from hlat.config.batch import BatchConfig
-from hlat.config.phase import PhaseConfig, StageConfig
+from hlat.config.phase import PhaseConfig, PhaseStage
 from hlat.config.phase_steps import (
     compute_phase_steps,
     compute_stage_starts,
@@ -15,7 +15,7 @@ SMALL = BatchConfig(global_batch_size=2, micro_batch_size=1, sequence_length=5)
 
 def phase(*tokens: int | None) -> PhaseConfig:
     return PhaseConfig(
-        "test", [StageConfig(str(index), length) for index, length in enumerate(tokens)]
+        "test", [PhaseStage(str(index), length) for index, length in enumerate(tokens)]
     )
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from hlat.config.batch import BatchConfig
 from hlat.config.data import DataConfig, SourceConfig
-from hlat.config.phase import PhaseConfig, StageConfig
+from hlat.config.phase import PhaseConfig, PhaseStage
 from hlat.data import data_loader, data_source, embedded_corpus, training_data
 from hlat.data.tokenizer import EMBEDDED_FILE, Tokenizer
 
@@ -139,7 +139,7 @@ def open_loader() -> Iterator[Callable[..., data_loader.DataLoader]]:
         seed: int = 1,
         **ranks: int,
     ) -> data_loader.DataLoader:
-        phase = phase or PhaseConfig("constant", [StageConfig("main")])
+        phase = phase or PhaseConfig("constant", [PhaseStage("main")])
         batch = batch or BatchConfig(4, 1, 32)
         opened.append(data_loader.build_data_loader(data, phase, batch, seed, **ranks))
         return opened[-1]

@@ -10,13 +10,13 @@ import pytest
 
 from hlat.config.batch import BatchConfig
 from hlat.config.config_errors import ConfigError
-from hlat.config.phase import PhaseConfig, StageConfig
+from hlat.config.phase import PhaseConfig, PhaseStage
 from hlat.data import data_loader as loader_module
 from hlat.data import token_streams
 from hlat.data.batch_producer import WorkerDiedError
 
 PHASE, BATCH = (
-    PhaseConfig("p", [StageConfig("one", 3 * 128), StageConfig("two", None, {"beta": 1.0})]),
+    PhaseConfig("p", [PhaseStage("one", 3 * 128), PhaseStage("two", None, {"beta": 1.0})]),
     BatchConfig(4, 1, 32),
 )
 

@@ -4,13 +4,13 @@ import json
 
 import numpy as np
 
-from hlat.config.phase import PhaseConfig, StageConfig
+from hlat.config.phase import PhaseConfig, PhaseStage
 from hlat.data.data_loader import merge_state_dicts
 
 STAGES = [
-    StageConfig("one", 10 * 128, {"alpha": 0.5, "beta": 0.5}),
-    StageConfig("two", 7 * 128, {"beta": 0.2, "gamma": 0.8}),
-    StageConfig("three", None, {"alpha": 1.0}),
+    PhaseStage("one", 10 * 128, {"alpha": 0.5, "beta": 0.5}),
+    PhaseStage("two", 7 * 128, {"beta": 0.2, "gamma": 0.8}),
+    PhaseStage("three", None, {"alpha": 1.0}),
 ]
 
 

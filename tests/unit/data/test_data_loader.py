@@ -12,7 +12,7 @@ import pytest
 
 from hlat.config.batch import BatchConfig
 from hlat.config.config_errors import ConfigError
-from hlat.config.phase import PhaseConfig, StageConfig
+from hlat.config.phase import PhaseConfig, PhaseStage
 from hlat.data import data_loader as loader_module
 from hlat.data.data_loader import merge_state_dicts
 from hlat.data.packed_sequences import compute_document_ids
@@ -21,7 +21,7 @@ from hlat.data.tokenizer import Tokenizer
 WEIGHTS = {"alpha": 0.5, "beta": 0.3, "gamma": 0.2}
 SWITCH = PhaseConfig(
     "switch",
-    [StageConfig("first", 20 * 128), StageConfig("second", None, {"beta": 1.0, "gamma": 1})],
+    [PhaseStage("first", 20 * 128), PhaseStage("second", None, {"beta": 1.0, "gamma": 1})],
 )
 
 
@@ -120,9 +120,9 @@ def test_stage_name_is_that_of_the_last_batch(open_ranks) -> None:
 
 
 def test_changed_mixture_applies_from_the_resume(open_ranks) -> None:
-    before = PhaseConfig("before", [StageConfig("main")])
+    before = PhaseConfig("before", [PhaseStage("main")])
     after = PhaseConfig(
-        "after", [StageConfig("main", 30 * 128), StageConfig("late", None, {"gamma": 1.0})]
+        "after", [PhaseStage("main", 30 * 128), PhaseStage("late", None, {"gamma": 1.0})]
     )
     (one,), (other,) = open_ranks(phase=before), open_ranks(phase=after)
     read_batches([one], 30)
@@ -228,7 +228,7 @@ def test_close_stops_the_thread(corpora) -> None:
     def count_threads() -> int:
         return sum(t.name.startswith("hlat-data") for t in threading.enumerate())
 
-    phase, batch = PhaseConfig("p", [StageConfig("main")]), BatchConfig(4, 1, 32)
+    phase, batch = PhaseConfig("p", [PhaseStage("main")]), BatchConfig(4, 1, 32)
     before = count_threads()
     one = loader_module.build_data_loader(corpora.data(prefetch=4), phase, batch, 1)
     one.next_batch()

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hlat.config.batch import BatchConfig
 from hlat.config.data import DataConfig, SourceConfig
 from hlat.config.phase import PhaseConfig
-from hlat.config.phase import StageConfig as StageConfig
+from hlat.config.phase import PhaseStage as PhaseStage
 from hlat.data.data_mixture import MixtureStage, build_mixture_schedule
 
 BATCH = BatchConfig(4, 1, 32)  # 128 tokens a step
@@ -21,7 +21,7 @@ def make_data(weights: dict[str, float]) -> DataConfig:
 
 
 def test_stages_end_with_the_step_that_completes_their_tokens() -> None:
-    stages = [StageConfig("a", 128), StageConfig("b", 129), StageConfig("c", 1000, {"y": 2.0})]
+    stages = [PhaseStage("a", 128), PhaseStage("b", 129), PhaseStage("c", 1000, {"y": 2.0})]
     timeline = build_mixture_schedule(
         PhaseConfig("p", stages), make_data({"x": 1.0, "y": 3.0}), BATCH
     )
@@ -37,7 +37,7 @@ def test_stages_end_with_the_step_that_completes_their_tokens() -> None:
 
 
 def test_order_in_the_config_has_no_effect() -> None:
-    phase = PhaseConfig("p", [StageConfig("a")])
+    phase = PhaseConfig("p", [PhaseStage("a")])
     one = build_mixture_schedule(phase, make_data({"x": 0.1, "y": 0.2, "z": 0.7}), BATCH)
     two = build_mixture_schedule(phase, make_data({"z": 0.7, "y": 0.2, "x": 0.1}), BATCH)
     assert one == two

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hlat.config.batch import BatchConfig
 from hlat.config.data import DataConfig, SourceConfig
-from hlat.config.phase import PhaseConfig, StageConfig
+from hlat.config.phase import PhaseConfig, PhaseStage
 from hlat.data import token_streams
 from hlat.data.data_loader import build_data_loader, merge_state_dicts
 from hlat.data.training_data import open_training_data
@@ -100,9 +100,9 @@ class Case:
         self.stages = [(n * LENGTH, weights) for n, weights in parameters["stages"]]
         self.stages.append((10**9, parameters["weights"]))
         timeline = [
-            StageConfig(str(i), n * per_step, w) for i, (n, w) in enumerate(parameters["stages"])
+            PhaseStage(str(i), n * per_step, w) for i, (n, w) in enumerate(parameters["stages"])
         ]
-        self.phase = PhaseConfig("p", [*timeline, StageConfig("last", None, parameters["weights"])])
+        self.phase = PhaseConfig("p", [*timeline, PhaseStage("last", None, parameters["weights"])])
         self.root, self.sources = (
             root,
             {n: SourceConfig([f"{n}.arrow"]) for n in parameters["texts"]},

@@ -1,14 +1,14 @@
 """Test that a preview shows the training text and its document boundaries."""
 
 from hlat.config.batch import BatchConfig
-from hlat.config.phase import PhaseConfig, StageConfig
+from hlat.config.phase import PhaseConfig, PhaseStage
 from hlat.data.data_preview import render_preview
 
 
 def test_sequences_are_printed_with_document_boundaries(corpora, open_loader, eos) -> None:
     corpora.write("alpha", [f"document {i}" for i in range(40)])
     data = corpora.data({"alpha": 1.0}, preview=5, workers=2)
-    phase, batch = PhaseConfig("p", [StageConfig("s")]), BatchConfig(4, 1, 32)
+    phase, batch = PhaseConfig("p", [PhaseStage("s")]), BatchConfig(4, 1, 32)
     shown = "\n".join(render_preview(data, phase, batch, 1))
     loader = open_loader(corpora.data({"alpha": 1.0}), phase, batch)
     rows = [*loader.next_batch().tokens, loader.next_batch().tokens[0]]
@@ -29,7 +29,7 @@ def test_bos_is_printed_at_the_start_of_its_document(corpora, bos_tokenizer_file
     corpora.write("alpha", [f"document {i}" for i in range(40)])
     changes = {"tokenizer": str(bos_tokenizer_file), "bos_token": bos, "preview": 4}
     data = corpora.data({"alpha": 1.0}, **changes)
-    phase, batch = PhaseConfig("p", [StageConfig("s")]), BatchConfig(4, 1, 32)
+    phase, batch = PhaseConfig("p", [PhaseStage("s")]), BatchConfig(4, 1, 32)
     lines = "\n".join(render_preview(data, phase, batch, 1)).splitlines()
     titles = [i for i, line in enumerate(lines) if line.startswith("==")]
     assert len(titles) == 4

@@ -9,7 +9,7 @@ import pytest
 from hlat.config.batch import BatchConfig
 from hlat.config.config_errors import ConfigError
 from hlat.config.data import DataConfig, SourceConfig
-from hlat.config.phase import PhaseConfig, StageConfig
+from hlat.config.phase import PhaseConfig, PhaseStage
 from hlat.data import data_cache, embedded_corpus
 from hlat.data.arrow_dataset import ArrowDataset
 from hlat.data.data_loader import build_data_loader
@@ -129,7 +129,7 @@ def test_embedded_corpus_and_tokenizer_provide_batches(eos: str) -> None:
     sources = {name: SourceConfig([f"embedded:{name}"]) for name in embedded_corpus.SOURCE_NAMES}
     data = DataConfig(name="embedded", sources=sources, tokenizer="embedded", eos_token=eos)
     loader = build_data_loader(
-        data, PhaseConfig("p", [StageConfig("main")]), BatchConfig(6, 1, 128), 1
+        data, PhaseConfig("p", [PhaseStage("main")]), BatchConfig(6, 1, 128), 1
     )
     for _ in range(5):
         batch = loader.next_batch().tokens

@@ -9,7 +9,7 @@ import pytest
 
 from hlat.config.batch import BatchConfig
 from hlat.config.config_errors import ConfigError
-from hlat.config.phase import PhaseConfig, StageConfig
+from hlat.config.phase import PhaseConfig, PhaseStage
 from hlat.data import token_streams
 from hlat.data.data_mixture import build_mixture_schedule
 from hlat.data.data_source import open_data_sources
@@ -27,7 +27,7 @@ class Setting:
         data = corpora.data(weights)
         self.sources = open_data_sources(data, 1)
         self.tokenizer = tokenizer or Tokenizer("embedded", ".", eos)
-        phase = PhaseConfig("p", stages or [StageConfig("main")])
+        phase = PhaseConfig("p", stages or [PhaseStage("main")])
         self.timeline = build_mixture_schedule(phase, data, BatchConfig(S, 1, LENGTH))
         self.streams = [TokenStream(i, S, list(self.sources), LENGTH) for i in range(S)]
 
@@ -91,9 +91,9 @@ def test_proportions_are_exact_to_one_segment_with_long_documents(corpora, eos) 
 
 def test_stage_starts_with_its_first_sequence_and_drops_no_tokens(corpora, eos) -> None:
     stages = [
-        StageConfig("one", 20 * S * LENGTH, {"alpha": 1.0}),
-        StageConfig("two", 30 * S * LENGTH, {"beta": 1.0}),
-        StageConfig("three", None, {"alpha": 1.0}),
+        PhaseStage("one", 20 * S * LENGTH, {"alpha": 1.0}),
+        PhaseStage("two", 30 * S * LENGTH, {"beta": 1.0}),
+        PhaseStage("three", None, {"alpha": 1.0}),
     ]
     setting = Setting(corpora, eos, stages=stages)
     rows = setting.run(90)
@@ -106,8 +106,8 @@ def test_stage_starts_with_its_first_sequence_and_drops_no_tokens(corpora, eos) 
 
 def test_proportions_are_counted_per_stage(corpora, eos) -> None:
     stages = [
-        StageConfig("one", 300 * S * LENGTH, {"alpha": 1.0}),
-        StageConfig("two", None, WEIGHTS),
+        PhaseStage("one", 300 * S * LENGTH, {"alpha": 1.0}),
+        PhaseStage("two", None, WEIGHTS),
     ]
     setting = Setting(corpora, eos, stages=stages)
     setting.run(300)

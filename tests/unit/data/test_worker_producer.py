@@ -110,11 +110,11 @@ def test_a_killed_trainer_leaves_no_process_and_no_memory(corpora, tmp_path, sto
 import sys
 from hlat.config.batch import BatchConfig
 from hlat.config.data import DataConfig, SourceConfig
-from hlat.config.phase import PhaseConfig, StageConfig
+from hlat.config.phase import PhaseConfig, PhaseStage
 from hlat.data.data_loader import build_data_loader
 data = DataConfig("x", {str(corpora.root)!r}, {{"alpha": SourceConfig(["alpha"])}}, tokenizer="embedded",
             eos_token="<|endoftext|>", heldout_documents=3, workers=2)
-one = build_data_loader(data, PhaseConfig("p", [StageConfig("s")]), BatchConfig(4, 1, 32), 1)
+one = build_data_loader(data, PhaseConfig("p", [PhaseStage("s")]), BatchConfig(4, 1, 32), 1)
 one.next_batch()
 print(*[worker._process.pid for worker in one._producer._workers], flush=True)
 sys.stdin.read()

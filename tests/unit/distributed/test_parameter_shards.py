@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from hlat.config.model import ModelConfig
 from hlat.distributed.parameter_shards import compute_shard, count_kv_replicas
-from hlat.distributed.tensor_slice import TensorSlice, is_partition
+from hlat.distributed.tensor_slice import TensorSlice
 from hlat.model.decoder_spec import list_module_parameters, list_parameter_specs
+from tests.support.tensor_slices import is_partition
 
 
 @st.composite

@@ -4,7 +4,8 @@ import itertools
 
 import pytest
 
-from hlat.distributed.tensor_slice import TensorSlice, is_partition
+from hlat.distributed.tensor_slice import TensorSlice
+from tests.support.tensor_slices import is_partition
 
 
 def test_intersection() -> None:

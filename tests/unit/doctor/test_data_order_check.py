@@ -29,10 +29,10 @@ def test_batches_of_equal_documents_pass(compose, tmp_path: Path, is_separate: b
         else "data.heldout_documents=1"
     )
     config = reduce_config(resolve_config(compose(*overrides)))
-    world = ParallelState(rank=0, dp_rank=0, dp_size=1)
+    parallel_state = ParallelState(rank=0, dp_rank=0, dp_size=1)
     harness = SimpleNamespace(
         config=config,
-        engine=SimpleNamespace(world=world),
+        engine=SimpleNamespace(parallel_state=parallel_state),
         is_rank0=True,
         broadcast_object=lambda value: value,
     )

@@ -26,7 +26,7 @@ class FakeEngine:
     def eval_step(self, sequences):
         return self.scale * sequences.tokens[:, 1:].astype(np.float32)
 
-    def read(self, metrics):
+    def read_metrics(self, metrics):
         token_losses = metrics if self.has_token_losses else None
         return StepMetrics(float(metrics.mean()), token_losses=token_losses)
 
@@ -81,7 +81,7 @@ def test_engines_without_token_losses_have_no_standard_error() -> None:
 
 def test_a_part_without_targets_adds_nothing(monkeypatch) -> None:
     engine = FakeEngine(has_token_losses=False)
-    monkeypatch.setattr(engine, "read", lambda metrics: StepMetrics(math.nan))
+    monkeypatch.setattr(engine, "read_metrics", lambda metrics: StepMetrics(math.nan))
     assert heldout_loss._sum_losses(engine, replace(A, is_target=A.is_target & False)) == [0]
 
 

@@ -151,7 +151,7 @@ class FakeModel:
     """Model that generates the given completions."""
 
     def __init__(self, tokenizer, completions):
-        self.world, self._tokenizer, self._completions, self.sample_ids = (
+        self.parallel_state, self._tokenizer, self._completions, self.sample_ids = (
             ParallelState(),
             tokenizer,
             completions,

@@ -237,7 +237,9 @@ def test_scores_follow_training_without_side_effects(configure):
         model = InferenceModel(engine)
         scores = []
         for _ in range(8):
-            losses.append(engine.read(engine.train_step(PackedSequences(tokens), 1e-2)).loss)
+            losses.append(
+                engine.read_metrics(engine.train_step(PackedSequences(tokens), 1e-2)).loss
+            )
             if scored:
                 scores.append(model.score(requests))
         engine.close()

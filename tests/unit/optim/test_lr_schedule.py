@@ -21,7 +21,7 @@ from transformers.optimization import get_wsd_schedule
 
 from hlat.config.batch import BatchConfig
 from hlat.config.optimizer import OptimizerConfig
-from hlat.config.phase import PhaseConfig, StageConfig
+from hlat.config.phase import PhaseConfig, PhaseStage
 from hlat.config.run import Config
 from hlat.config.schedule import ScheduleConfig
 from hlat.optim.lr_schedule import compute_lr, compute_schedule_lr
@@ -221,7 +221,7 @@ def test_horizon_within_warm_up() -> None:
     assert compute_schedule_lr(6, ScheduleConfig("cosine", 5, 5), 1.0) == pytest.approx(0.1)
 
 
-def run_with(*stages: StageConfig, schedule: ScheduleConfig = COSINE) -> Config:
+def run_with(*stages: PhaseStage, schedule: ScheduleConfig = COSINE) -> Config:
     """Return a configuration of 10 tokens per step."""
     batch = BatchConfig(global_batch_size=2, micro_batch_size=1, sequence_length=5)
     phase = PhaseConfig("test", list(stages))
@@ -229,13 +229,13 @@ def run_with(*stages: StageConfig, schedule: ScheduleConfig = COSINE) -> Config:
 
 
 def test_a_stage_without_a_rate_follows_the_schedule() -> None:
-    config = run_with(StageConfig("first", tokens=300), StageConfig("second"))
+    config = run_with(PhaseStage("first", tokens=300), PhaseStage("second"))
     for step in range(115):
         assert compute_lr(step, config) == compute_schedule_lr(step, COSINE, 3e-4)
 
 
 def test_a_stage_with_a_rate_does_not_shift_the_schedule() -> None:
-    stages = StageConfig("first", 300), StageConfig("own", 200, lr=7e-5), StageConfig("last")
+    stages = PhaseStage("first", 300), PhaseStage("own", 200, lr=7e-5), PhaseStage("last")
     config = run_with(*stages)
     for step in range(110):
         expected = 7e-5 if 30 <= step < 50 else compute_schedule_lr(step, COSINE, 3e-4)
@@ -244,9 +244,9 @@ def test_a_stage_with_a_rate_does_not_shift_the_schedule() -> None:
 
 def test_a_stage_moves_to_the_rate_at_its_end() -> None:
     stages = (
-        StageConfig("first", 600),
-        StageConfig("anneal", 200, lr=2e-4, end_lr=0.0),
-        StageConfig("last", 100),
+        PhaseStage("first", 600),
+        PhaseStage("anneal", 200, lr=2e-4, end_lr=0.0),
+        PhaseStage("last", 100),
     )
     config = run_with(*stages, schedule=CONSTANT)
     assert compute_lr(59, config) == 3e-4
@@ -258,18 +258,16 @@ def test_a_stage_moves_to_the_rate_at_its_end() -> None:
 
 def test_a_stage_may_warm_up_again() -> None:
     config = run_with(
-        StageConfig("first", 600),
-        StageConfig("warm", 100, lr=0.0, end_lr=1e-4),
-        StageConfig("last"),
+        PhaseStage("first", 600),
+        PhaseStage("warm", 100, lr=0.0, end_lr=1e-4),
+        PhaseStage("last"),
     )
     assert [compute_lr(step, config) for step in (60, 65)] == pytest.approx([0.0, 5e-5])
 
 
 @pytest.mark.parametrize("tokens", [None, 500])
 def test_the_last_stage_ends_with_its_tokens_or_with_the_horizon(tokens: int | None) -> None:
-    config = run_with(
-        StageConfig("first", 600), StageConfig("anneal", tokens, lr=1e-4, end_lr=1e-5)
-    )
+    config = run_with(PhaseStage("first", 600), PhaseStage("anneal", tokens, lr=1e-4, end_lr=1e-5))
     assert compute_lr(85, config) == pytest.approx(5.5e-5)
     assert compute_lr(109, config) == pytest.approx(1.18e-5)
     assert compute_lr(110, config) == pytest.approx(1e-5)
@@ -278,9 +276,9 @@ def test_the_last_stage_ends_with_its_tokens_or_with_the_horizon(tokens: int | N
 
 def test_end_rate_equals_the_start_of_the_next_stage() -> None:
     config = run_with(
-        StageConfig("a", 600, lr=2e-4, end_lr=1e-4),
-        StageConfig("b", 333, lr=1e-4, end_lr=0.0),
-        StageConfig("c"),
+        PhaseStage("a", 600, lr=2e-4, end_lr=1e-4),
+        PhaseStage("b", 333, lr=1e-4, end_lr=0.0),
+        PhaseStage("c"),
     )
     rates = [compute_lr(step, config) for step in range(94)]
     steps = [abs(after - before) for before, after in pairwise(rates)]
@@ -291,7 +289,7 @@ def test_a_stage_of_the_papers_70b_run() -> None:
     """Check that both stages of the preset follow the released schedule."""
     batch = BatchConfig(global_batch_size=1024, micro_batch_size=1, sequence_length=4096)
     phase = PhaseConfig(
-        "hlat_70b", [StageConfig("base", int(1.4e12)), StageConfig("upsampled", int(400e9))]
+        "hlat_70b", [PhaseStage("base", int(1.4e12)), PhaseStage("upsampled", int(400e9))]
     )
     optimizer = OptimizerConfig(lr=1.5e-4)
     config = Config(batch=batch, phase=phase, optimizer=optimizer, schedule=HLAT)

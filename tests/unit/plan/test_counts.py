@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from hlat.distributed.mesh_coordinates import ParallelDegrees
 from hlat.model.decoder import Decoder
 from hlat.model.decoder_spec import compute_flops_per_token, count_parameters
-from hlat.plan.stage_shards import build_stage_shards
+from hlat.plan.pipeline_stage_shards import build_stage_shards
 from hlat.plan.step_time import compute_forward_backward_flops
 
 

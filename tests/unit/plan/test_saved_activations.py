@@ -17,7 +17,7 @@ from hlat.model.attention_kernels import KeyRange, compute_document_starts
 from hlat.model.decoder import Decoder
 from hlat.model.families import FAMILY_NAMES
 from hlat.model.rope import compute_rope_cos_sin
-from hlat.plan.stage_shards import build_execution_settings
+from hlat.plan.pipeline_stage_shards import build_execution_settings
 from hlat.precision.torch_dtypes import TORCH_DTYPES
 from tests.support.model_components import COMPONENTS
 

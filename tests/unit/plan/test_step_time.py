@@ -11,7 +11,7 @@ from hlat.distributed.mesh_coordinates import compute_parallel_degrees
 from hlat.model.decoder_spec import compute_flops_per_token
 from hlat.plan import step_time
 from hlat.plan.hardware_efficiency import HardwareEfficiency
-from hlat.plan.stage_shards import StageShard, build_stage_shards
+from hlat.plan.pipeline_stage_shards import PipelineStageShard, build_stage_shards
 
 TINY = ("parallelism.dp=1",)
 PAPER = ("experiment=hlat_70b",)
@@ -89,7 +89,7 @@ def test_data_parallel_bytes_of_zero_stages(config):
     def count_bytes(zero):
         run = config("parallelism.dp=4", f"parallelism.zero={zero}", "precision=mixed")
         run = replace(run, batch=replace(run.batch, micro_batch_size=1))
-        stage = StageShard(((0, 2),), 450, 2, 100, 200, True, True)
+        stage = PipelineStageShard(((0, 2),), 450, 2, 100, 200, True, True)
         return _evaluate(run, "compute_data_parallel_bytes", stage)
 
     # 1,000 weights of 2 bytes, 900 of them in layers, sums of 4; 3/4 of each; two micro batches

@@ -17,7 +17,7 @@ class FakeEngine:
     """Engine with a fixed device report."""
 
     def __init__(self, error: Exception | None = None, **changed: Any) -> None:
-        self.world, self.error, self.closed = ParallelState(), error, False
+        self.parallel_state, self.error, self.closed = ParallelState(), error, False
         well = {"num_products": 9, "num_wrong": 0, "flops_per_s": 1e9, "links": []}
         nothing = {"device": "cpu", "free_bytes": None, "total_bytes": None}
         self.device_report = DeviceReport(**nothing | well | changed)

@@ -18,7 +18,7 @@ class Engine:
 
     def __init__(self, size: int, found: list[ReplicaMismatch]) -> None:
         self.size, self.found = size, found
-        self.world = ParallelState(world_group=self)
+        self.parallel_state = ParallelState(world_group=self)
         self.is_rank0 = True
 
     def find_replica_mismatches(self) -> list[ReplicaMismatch]:

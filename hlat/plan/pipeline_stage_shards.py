@@ -17,7 +17,7 @@ from hlat.precision.precision_bytes import get_itemsize
 
 
 @dataclass(frozen=True)
-class StageShard:
+class PipelineStageShard:
     """One tensor-parallel rank's shard of a pipeline stage.
 
     Attributes:
@@ -49,7 +49,7 @@ class StageShard:
         return self.num_layers * self.layer_numel + self.non_layer_numel
 
 
-def build_stage_shards(model: ModelConfig, mesh: ParallelDegrees) -> list[StageShard]:
+def build_stage_shards(model: ModelConfig, mesh: ParallelDegrees) -> list[PipelineStageShard]:
     """Return the shard of each rank along the pipeline."""
     parameters = decoder_spec.list_layer_parameters(model)
     layer_numels = _count_local_elements(parameters, mesh)
@@ -61,7 +61,7 @@ def build_stage_shards(model: ModelConfig, mesh: ParallelDegrees) -> list[StageS
     kinds = decoder_spec.group_layers(model)
     num_regions = sum(parameter.sharding is ShardingRule.row for parameter in parameters)
     return [
-        StageShard(
+        PipelineStageShard(
             layers=tuple(Counter(kinds[layers.start : layers.stop]).items()),
             layer_numel=sum(layer_numels),
             num_regions=num_regions,
