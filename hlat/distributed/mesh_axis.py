@@ -12,12 +12,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 # torch 2.13 renames both functions and warns of the old names
-_all_gather_into_tensor: Any = (
-    getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-)
-_reduce_scatter_tensor: Any = (
-    getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-)
+_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 class MeshAxis:
@@ -56,9 +52,7 @@ class MeshAxis:
     def all_gather_into_tensor(self, output_tensor: Tensor, input_tensor: Tensor) -> None:
         """Gather all ranks' tensors into a contiguous one; the input may be a view of it."""
         if self.group is not None:
-            _all_gather_into_tensor(
-                output_tensor.view(-1), input_tensor.reshape(-1), group=self.group
-            )
+            _all_gather(output_tensor.view(-1), input_tensor.reshape(-1), group=self.group)
         elif output_tensor.data_ptr() != input_tensor.data_ptr():
             output_tensor.view(-1).copy_(input_tensor.reshape(-1))
 
@@ -88,7 +82,7 @@ class MeshAxis:
     def reduce_scatter_async(self, input_tensor: Tensor) -> tuple[Tensor, Any]:
         """Start `reduce_scatter`; return its output and work. Do not modify the input before."""
         output = input_tensor.new_empty(input_tensor.shape[1:])
-        work = _reduce_scatter_tensor(
+        work = _reduce_scatter(
             output.view(-1), input_tensor.contiguous().view(-1), group=self.group, async_op=True
         )
         return output, work

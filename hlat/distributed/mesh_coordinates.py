@@ -4,7 +4,9 @@ It needs no process group, so that planner and launchers can use it before a pro
 is shared by all engines.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+import numpy as np
 
 from hlat.config.parallelism import ParallelismConfig
 
@@ -54,8 +56,6 @@ def compute_mesh_coordinates(rank: int, degrees: ParallelDegrees) -> MeshCoordin
 
 def partition_ranks(degrees: ParallelDegrees, axis: str) -> list[list[int]]:
     """Return the groups of global ranks that differ only in their index along an axis."""
-    groups: dict[MeshCoordinates, list[int]] = {}
-    for rank in range(degrees.world_size):
-        coordinates = compute_mesh_coordinates(rank, degrees)
-        groups.setdefault(replace(coordinates, **{axis: 0}), []).append(rank)
-    return [*groups.values()]
+    ranks = np.arange(degrees.world_size).reshape(degrees.pp, degrees.dp, degrees.tp)
+    groups = np.moveaxis(ranks, ("pp", "dp", "tp").index(axis), -1)
+    return [*map(np.ndarray.tolist, groups.reshape(-1, groups.shape[-1]))]
