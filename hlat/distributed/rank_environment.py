@@ -81,16 +81,20 @@ def is_first_process(environment: Mapping[str, str] = os.environ) -> bool:
 def build_rendezvous_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return MASTER_ADDR and MASTER_PORT of a Slurm job step; {} if they are set or outside Slurm.
 
-    The address is the first host of the step. The port depends on the job, so that two jobs on one
-    node have different ports.
+    The address is the first host of the step.
     """
     if "MASTER_ADDR" in environment or "SLURM_STEP_NODELIST" not in environment:
         return {}
-    job = int(environment.get("SLURM_JOB_ID", 0))
     return {
         "MASTER_ADDR": parse_first_host(environment["SLURM_STEP_NODELIST"]),
-        "MASTER_PORT": str(20000 + job % 10000),
+        "MASTER_PORT": str(compute_rendezvous_port(environment)),
     }
+
+
+def compute_rendezvous_port(environment: Mapping[str, str]) -> int:
+    """Return a port that differs between the Slurm jobs of a node, also tasks of an array."""
+    # Below Linux's range of ephemeral ports
+    return 20000 + int(environment.get("SLURM_JOB_ID", 0)) % 10000
 
 
 def parse_first_host(hosts: str) -> str:

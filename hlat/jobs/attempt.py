@@ -149,8 +149,7 @@ class JobAttempt:
         return ExitCode.FINISHED
 
     def _build_environment(self) -> dict[str, str]:
-        # Below Linux's range of ephemeral ports; SLURM_JOB_ID differs between tasks of an array
-        port = 20000 + int(self._environment["SLURM_JOB_ID"]) % 10000
+        port = rank_environment.compute_rendezvous_port(self._environment)
         host = rank_environment.parse_first_host(self._environment["SLURM_JOB_NODELIST"])
         return {
             **self._environment,

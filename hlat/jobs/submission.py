@@ -155,14 +155,9 @@ def create_submission_dir(run_dir: Path) -> SubmissionDir:
 
 
 def submit_jobs(submission_dirs: Sequence[SubmissionDir], dependency: str | None = None) -> str:
-    """Submit a job, or tasks of one job array, with its batch script, and log the receipt.
+    """Submit a job, or tasks of one array, log the receipt, and return the id of job or array.
 
-    Args:
-        submission_dirs: Directory of the job, or those of the tasks.
-        dependency: Value of `sbatch --dependency`, in place of that of the script.
-
-    Returns:
-        The job id; for tasks of an array, the id of the array.
+    `dependency` is the value of `sbatch --dependency`, in place of that of the script.
 
     Raises:
         UnknownJobError: The jobs may exist; they must not be submitted again.
@@ -181,14 +176,10 @@ def submit_jobs(submission_dirs: Sequence[SubmissionDir], dependency: str | None
 
 
 def submit_after_prerequisites(submission_dirs: Sequence[SubmissionDir]) -> str | None:
-    """Submit jobs, or tasks of one array, after their prerequisites, which are submitted first.
+    """Submit a job, or tasks of one array, and the prerequisites before; raises as `submit_jobs`.
 
-    Returns:
-        The job id of the prerequisites, or None if there are none. They are cancelled if Slurm
-        rejects the jobs.
-
-    Raises:
-        ConfigError: As `submit_jobs`.
+    Return the job id of the prerequisites, None without any. They are cancelled if Slurm rejects
+    the jobs.
     """
     prerequisites = [first for path in submission_dirs if (first := path.prerequisite) is not None]
     if not prerequisites:

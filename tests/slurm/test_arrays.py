@@ -46,15 +46,16 @@ if "RANK" in os.environ:
 """
 LIMITED = """
 case "$*" in *--test-only*) ;; *)
-    size() { for file in *.sent "$1"; do
-        [ -e "$file" ] && sed -n 's/^#SBATCH --array=//p' "$file" | grep . || echo 0
-    done | tr , '\\n' | awk -F- '{n += NF == 2 ? $2 - $1 + 1 : 1} END {print n}'; }
-    for last; do :; done
-    [ $(size "$last") -gt $(cat limit) ] && { echo "sbatch: error: job limit" >&2; exit 1; }
-    cp "$last" $$.sent
+    total=$(cat total 2> /dev/null || echo 0)
+    for word; do case $word in --array=*)
+        total=$(echo "${word#*=}" | tr , '\\n' |
+            awk -F- -v n="$total" '{n += NF == 2 ? $2 - $1 + 1 : 1} END {print n}')
+    esac; done
+    [ "$total" -gt "$(cat limit)" ] && { echo "sbatch: error: job limit" >&2; exit 1; }
+    echo "$total" > total
 esac
 """
-"""Rejects a script if it has more tasks than are left of a limit of submitted jobs."""
+"""Rejects an array if it has more tasks than are left of a limit of submitted jobs."""
 
 
 def read_states(login: Login, directory: str) -> dict[str, str]:
