@@ -89,9 +89,7 @@ def save_checkpoint_root(run_dir: Path, checkpoint_root: StoragePath) -> None:
     owner = redact_text(f"{run_dir.absolute()}\n").encode()
     if isinstance(checkpoint_root, Path):
         checkpoint_root.mkdir(parents=True, exist_ok=True)
-        durable_files.replace_file(checkpoint_root / OWNER_FILE, owner)
-    else:
-        (checkpoint_root / OWNER_FILE).write_blocks([owner])
+    durable_files.replace_file(checkpoint_root / OWNER_FILE, owner)
 
 
 def validate_ownership(run_dir: Path, checkpoint_root: StoragePath) -> None:

@@ -18,7 +18,6 @@ import json
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -296,10 +295,7 @@ def sign_checkpoint(path: StoragePath, sign: Signer) -> None:
         OSError: If the file cannot be written.
     """
     signature, file = sign(_read_file(path / COMMIT_MARKER)), path / SIGNATURE_FILE
-    if isinstance(file, Path):
-        durable_files.replace_file(file, signature, durable=True)
-    else:
-        file.write_blocks([signature])
+    durable_files.replace_file(file, signature, durable=True)
 
 
 def _create_checkpoint_dir(target: StoragePath, sign: Signer | None) -> str | None:

@@ -12,6 +12,7 @@ from hlat.checkpoint import (
     checkpoint_directory,
     checkpoint_lookup,
     checkpoint_store,
+    rollback_log,
     training_checkpoint,
 )
 from hlat.checkpoint.checkpoint_errors import CorruptCheckpointError
@@ -71,7 +72,9 @@ def resume(
     changed = run_identity.find_differences(state.adjustable, initial.adjustable)
     changed += loader.load_state_dict(state.data)
     changed += extensions.describe_changes(run_dir / EXTENSIONS_DIR, config.extensions)
-    loader.skip_batches(load_skipped_batches(config, group, tracker))
+    num_readable = config.schedule.total_steps + loader.num_skipped_batches
+    rollbacks = rollback_log.load_rollbacks(checkpoints_dir, num_readable, group, tracker)
+    loader.skip_batches(rollback.skipped for rollback in rollbacks)
     checkpoint_store.load_checkpoint(path, engine.state_shards(), manifest)
     if state.step < compute_total_steps(config):
         prefix = "resuming from " if is_same_run else "starting from checkpoint.start_from="
@@ -95,29 +98,6 @@ def _print_proportions(loader: DataLoader, tracker: Tracker) -> None:
     shares = [f"{name} {share:.1%}" for name, share in loader.next_proportions.items()]
     lines = [f"data: {', '.join(shares)} of tokens", *loader.lost_text_notes()]
     tracker.print_message("\n".join(lines))
-
-
-def load_skipped_batches(config: Config, world_group: ObjectGroup, tracker: Tracker) -> list[range]:
-    """Return on all ranks the batches that rollbacks of this run have skipped.
-
-    Raises:
-        ConfigError: events.jsonl has a rollback of batches that the run cannot have read.
-    """
-    rows = tracker.get_events("rollback") if world_group.is_rank0 else []
-    all_bounds = broadcast_object(world_group, [row.get("left_out") for row in rows])
-    num_readable = config.schedule.total_steps
-    skipped: list[range] = []
-    for bounds in all_bounds:
-        match bounds:
-            case [int(start), int(stop)] if 0 <= start < stop <= num_readable:
-                skipped.append(range(start, stop))
-                num_readable += stop - start
-            case _:
-                raise ConfigError(
-                    f"events.jsonl has a rollback that skips the batches {bounds}, but the run "
-                    f"reads at most {num_readable}; the file was damaged: correct or remove the row"
-                )
-    return skipped
 
 
 def _load_initial_weights(config: Config, engine: Engine, tracker: Tracker) -> dict[str, str]:

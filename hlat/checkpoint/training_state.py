@@ -18,7 +18,7 @@ class TrainingState:
     Attributes:
         step: Completed optimizer steps.
         tokens: Consumed tokens.
-        data: State of the data loader at the last save.
+        data: State of the data loader at the last save, with the batches that it skips.
         fixed: Settings that must not change on resume (run_identity.collect_fixed_settings).
         adjustable: Settings that may change on resume and are then reported
             (run_identity.collect_adjustable_settings).

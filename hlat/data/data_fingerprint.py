@@ -124,6 +124,9 @@ def validate_state(state: Mapping[str, Any]) -> None:
         MixtureStage.from_json(state["stage"])
         dict(state["fingerprint"])
         range(state["step"])
+        for start, stop in state.get("skipped", []):
+            if start < 0 or not len(range(start, stop)):
+                raise ValueError("skipped")
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise ConfigError(
             f"the checkpoint's data state was not written by hlat ({error!r}); resume from another "

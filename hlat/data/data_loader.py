@@ -6,7 +6,7 @@ and prefetching restarts there after a worker failure, so every batch is returne
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -86,9 +86,10 @@ class DataLoader:
         self.wait_seconds = time.perf_counter() - start
         return build_packed_sequences(tokens, self.eos_token_id, self._data, self.bos_token_id)
 
-    def skip_batches(self, batches: Sequence[range]) -> None:
-        """Set the batches that `next_batch` skips, counted from 0 including skipped ones."""
-        self._skipped_batches = [*batches]
+    def skip_batches(self, batches: Iterable[range]) -> None:
+        """Skip further batches, counted from 0 including skipped ones; the state contains them."""
+        new = dict.fromkeys(batches)
+        self._skipped_batches += [each for each in new if each not in self._skipped_batches]
 
     def last_batches(self, count: int) -> range:
         """Return the shortest range up to the last batch with at least `count` returned ones."""
@@ -102,6 +103,11 @@ class DataLoader:
     def num_consumed_batches(self) -> int:
         """Count of batches read, both returned and skipped."""
         return self._cursor.step
+
+    @property
+    def num_skipped_batches(self) -> int:
+        """Count of batches that are skipped, before and after the cursor."""
+        return sum(map(len, self._skipped_batches))
 
     @property
     def stage_name(self) -> str:
@@ -129,6 +135,7 @@ class DataLoader:
             "chapters": [list(entry) for entry in self._ledger_entries],
             "sources": list(self._training_data.sources),
             "streams": {str(index): row for index, row in rows},
+            "skipped": [[each.start, each.stop] for each in self._skipped_batches],
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> list[str]:
@@ -151,6 +158,8 @@ class DataLoader:
         known = saved_sources if 0 in rows else []
         entries = [LedgerEntry(*entry) for entry in state_dict["chapters"]]
         self._ledger_entries = [entry.remap_sources(known, sources) for entry in entries]
+        # Earlier versions saved no skipped batches
+        self._skipped_batches = [range(*bounds) for bounds in state_dict.get("skipped", [])]
         self._started = False
         return list(changed.values())
 

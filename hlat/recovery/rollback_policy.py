@@ -11,15 +11,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hlat.checkpoint import checkpoint_lookup, checkpoint_store, retention, training_checkpoint
+from hlat.checkpoint import (
+    checkpoint_lookup,
+    checkpoint_store,
+    retention,
+    rollback_log,
+    training_checkpoint,
+)
 from hlat.checkpoint.checkpoint_directory import build_checkpoint_root, parse_step
 from hlat.checkpoint.checkpoint_lookup import VerifiedCheckpoint
-from hlat.checkpoint.resume import load_skipped_batches
+from hlat.checkpoint.rollback_log import Rollback
 from hlat.checkpoint.training_state import TrainingState
 from hlat.config.run import Config
 from hlat.config.run_steps import compute_total_steps
 from hlat.data.data_loader import DataLoader
-from hlat.distributed.object_group import broadcast_object
+from hlat.distributed.object_group import broadcast_object, run_on_rank0
 from hlat.engine.interface import Engine, StepMetrics
 from hlat.recovery.spike_detector import SpikeDetector, is_finite
 from hlat.tracking.tracker import Tracker
@@ -84,7 +90,9 @@ class RollbackPolicy:
         """
         tracker, group = self._tracker, self._engine.parallel_state.world_group
         first_bad_step = broadcast_object(group, self._spike_detector.first_bad_step)
-        checkpoint, problem = self._find_target_checkpoint(first_bad_step)
+        num_readable = self._config.schedule.total_steps + self._loader.num_skipped_batches
+        rollbacks = rollback_log.load_rollbacks(self._checkpoints_dir, num_readable, group, tracker)
+        checkpoint, problem = self._find_target_checkpoint(first_bad_step, rollbacks)
         reason = (
             f"loss, grad_norm and param_norm were {metrics.loss:.4g}, {metrics.grad_norm:.4g} and "
             f"{metrics.param_norm:.4g}, too high or not finite since step {first_bad_step}"
@@ -96,6 +104,8 @@ class RollbackPolicy:
         path, manifest = checkpoint.path, checkpoint.manifest
         target = training_checkpoint.load_training_state(checkpoint, group)
         batches = self._loader.last_batches(state.step - first_bad_step + 1)
+        rollbacks.append(Rollback(target.step, batches))
+        run_on_rank0(group, lambda: rollback_log.save_rollbacks(self._checkpoints_dir, rollbacks))
         details = {"to": target.step, "left_out": [batches.start, batches.stop], "reason": reason}
         tracker.log_event("rollback", state.step, checkpoint=str(path), **details)
         tracker.print_message(
@@ -103,14 +113,16 @@ class RollbackPolicy:
             f"{len(batches)} batches"
         )
         self._loader.load_state_dict(target.data)
-        self._loader.skip_batches(load_skipped_batches(self._config, group, tracker))
+        self._loader.skip_batches(rollback.skipped for rollback in rollbacks)
         checkpoint_store.load_checkpoint(path, self._engine.state_shards(), manifest)
         tracker.rewind(target.step)
         self._spike_detector = self._build_spike_detector()
         state = replace(state, step=target.step, tokens=target.tokens)
         return NextAction.RESTART_FROM_CHECKPOINT, state
 
-    def _find_target_checkpoint(self, first_bad_step: int) -> tuple[VerifiedCheckpoint | None, str]:
+    def _find_target_checkpoint(
+        self, first_bad_step: int, rollbacks: list[Rollback]
+    ) -> tuple[VerifiedCheckpoint | None, str]:
         """Return the checkpoint for a rollback, or the problem; quarantine newer checkpoints."""
         group = self._engine.parallel_state.world_group
         newest, _ = checkpoint_lookup.find_newest_checkpoint(
@@ -122,9 +134,9 @@ class RollbackPolicy:
         if newest is None:
             return None, f"there is no checkpoint from before step {first_bad_step}"
         step = parse_step(newest.path)
-        num_rollbacks = sum(row["to"] == step for row in self._tracker.get_events("rollback"))
+        num_rollbacks = sum(rollback.step == step for rollback in rollbacks)
         limit = self._config.recovery.max_same_failures
-        if broadcast_object(group, num_rollbacks + 1 >= limit):
+        if num_rollbacks + 1 >= limit:
             return None, f"recovery.max_same_failures={limit}, and it rolled back to {step} before"
         if group.is_rank0:
             retention.quarantine_checkpoints(self._checkpoints_dir, after_step=first_bad_step - 1)

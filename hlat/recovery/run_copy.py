@@ -8,7 +8,7 @@ import os
 import shutil
 from pathlib import Path
 
-from hlat.checkpoint import checkpoint_directory
+from hlat.checkpoint import checkpoint_directory, rollback_log
 from hlat.checkpoint.checkpoint_manifest import COMMIT_MARKER
 from hlat.config.config_errors import ConfigError
 from hlat.config.run import Config
@@ -71,6 +71,9 @@ def _copy_run(source: Path, config: Config, config_yaml: str, overrides: list[st
             for name in _CHECKPOINT_DIRS:
                 for path in checkpoint_directory.list_steps(roots[0] / name).values():
                     _copy_checkpoint(path, roots[1] / name / path.name)
+            files = [root / "checkpoints" / rollback_log.ROLLBACKS_FILE for root in roots]
+            if files[0].exists():
+                durable_files.replace_file(files[1], files[0].read_bytes(), durable=True)
             provenance = finished_runs.build_copy_provenance(source, compute_total_steps(config))
             run_directory.write_run_metadata(
                 run_dir, config_yaml, config.extensions, overrides, provenance

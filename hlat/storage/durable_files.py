@@ -95,11 +95,14 @@ def rename_durably(source: Path, target: Path) -> None:
     fsync_directory(target.parent)
 
 
-def replace_file(path: Path, content: bytes, durable: bool = False) -> None:
+def replace_file(path: Path | RemotePath, content: bytes, durable: bool = False) -> None:
     """Write a file atomically: readers see the old or the new content.
 
-    With `durable`, so does a reader after a power failure.
+    With `durable`, so does a reader after a power failure. An object is always durable.
     """
+    if isinstance(path, RemotePath):
+        path.write_blocks([content])
+        return
     temporary = path.with_name(f".{path.name}.tmp")
     temporary.unlink(missing_ok=True)  # it may be a symbolic link
     temporary.write_bytes(content)

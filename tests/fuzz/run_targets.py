@@ -8,7 +8,12 @@ from unittest import mock
 
 from omegaconf import OmegaConf
 
-from hlat.checkpoint.resume import load_skipped_batches
+from hlat.checkpoint.rollback_log import (
+    ROLLBACKS_FILE,
+    Rollback,
+    load_rollbacks,
+    save_rollbacks,
+)
 from hlat.config.compose import compose_config
 from hlat.config.recorded_config import load_recorded_settings, parse_run_config
 from hlat.config.resolve import resolve_config
@@ -111,7 +116,8 @@ def _read_run(name: str) -> Callable[[Path, bytes], object]:
 def _resume(run_dir: Path) -> None:
     config = _load_config()
     tracker = Tracker(run_dir, config)
-    load_skipped_batches(config, SingleRankGroup(), tracker)
+    checkpoints_dir, num_readable = run_dir / "checkpoints", config.schedule.total_steps
+    load_rollbacks(checkpoints_dir, num_readable, SingleRankGroup(), tracker)
     tracker.start_attempt(3)
     tracker.log_metrics(4, "main", **_METRICS)
     tracker.rewind(2)
@@ -215,6 +221,17 @@ def _read_index(directory: Path, content: bytes) -> object:
     return runs.settings
 
 
+def _build_rollbacks(directory: Path) -> list[bytes]:
+    rollbacks = [Rollback(5, range(8, 11)), Rollback(0, range(3, 4))]
+    save_rollbacks(directory, rollbacks)
+    return [(directory / ROLLBACKS_FILE).read_bytes()]
+
+
+def _read_rollbacks(directory: Path, content: bytes) -> object:
+    (directory / ROLLBACKS_FILE).write_bytes(content)
+    return load_rollbacks(directory, 20, SingleRankGroup(), Tracker(directory, _load_config()))
+
+
 TARGETS = [
     Target("run_index", _build_index, _read_index, mutate_bytes, INDEX_NAME),
     *(
@@ -237,6 +254,13 @@ TARGETS = [
         _read_config,
         either(mutate_text, mutate_bytes),
         "",
+    ),
+    Target(
+        "rollbacks",
+        _build_rollbacks,
+        _read_rollbacks,
+        either(mutate_json, mutate_bytes),
+        ROLLBACKS_FILE,
     ),
     Target("items", _build_items, _read_items, either(mutate_rows, mutate_bytes), "samples.jsonl"),
     Target("scores", _build_scores, _read_scores, either(mutate_json, mutate_bytes), "x.json"),

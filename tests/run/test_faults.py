@@ -16,6 +16,7 @@ from hlat.evaluate import heldout_evaluation
 from hlat.recovery.step_watchdog import StepWatchdog
 from hlat.study.run_record import load_run_record
 from tests.run.test_processes import broken, inject
+from tests.support.sealed_checkpoint import seal_checkpoint
 
 SUPERVISED = ("recovery.max_restarts=9", "recovery.max_same_failures=5")
 
@@ -129,7 +130,7 @@ def test_roll_back_after_lasting_spikes_and_skip_their_batches(runner, spoil):
 
 
 @pytest.mark.slow
-def test_resume_a_run_killed_after_a_rollback(runner, spoil, monkeypatch):
+def test_resume_a_run_of_an_earlier_version_killed_after_a_rollback(runner, spoil, monkeypatch):
     bad = set()
 
     def is_bad(trained):
@@ -142,6 +143,11 @@ def test_resume_a_run_killed_after_a_rollback(runner, spoil, monkeypatch):
     whole = runner.losses("x")
     (runner.folder / "runs/x").rename(runner.folder / "runs/whole")
     runner.run("run.name=x", *QUICK, "run.steps=10")
+    for path in (runner.folder / "runs/x/checkpoints").iterdir():
+        state = json.loads((path / "state.json").read_text())
+        assert state["data"].pop("skipped") == []
+        (path / "state.json").write_text(json.dumps(state))
+        seal_checkpoint(path)
     # The record after a kill between the rollback and the next save
     lines = (runner.folder / "runs/whole/events.jsonl").read_text().splitlines()
     (line,) = [line for line in lines if json.loads(line)["event"] == "rollback"]
@@ -162,7 +168,7 @@ def test_end_the_run_if_a_rollback_does_not_help(runner, spoil):
     assert events(runner, "diverge")
     assert "recovery.max_same_failures=2" in done.stdout
     kept = sorted(path.name for path in (runner.folder / "runs/x/checkpoints").iterdir())
-    assert kept == ["step_00000005", "step_00000010"]
+    assert kept == ["rollbacks.json", "step_00000005", "step_00000010"]
 
 
 @pytest.mark.slow
@@ -180,7 +186,7 @@ def test_rename_checkpoints_saved_while_diverging(runner, spoil):
     (rollback,) = events(runner, "rollback")
     assert (rollback["to"], rollback["left_out"]) == (5, [8, 11])
     kept = sorted(path.name for path in (runner.folder / "runs/x/checkpoints").iterdir())
-    assert kept == ["step_00000010_diverged_1", "step_00000020"]
+    assert kept == ["rollbacks.json", "step_00000010_diverged_1", "step_00000020"]
 
 
 def test_skip_and_log_a_step_with_nonfinite_gradients(runner, monkeypatch):

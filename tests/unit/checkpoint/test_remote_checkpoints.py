@@ -3,6 +3,7 @@
 import uuid
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ from fsspec.registry import register_implementation
 from hlat.checkpoint import checkpoint_store
 from hlat.checkpoint.checkpoint_errors import CorruptCheckpointError
 from hlat.checkpoint.retention import prune_checkpoints, quarantine_checkpoints
+from hlat.checkpoint.rollback_log import Rollback, load_rollbacks, save_rollbacks
+from hlat.distributed.object_group import SingleRankGroup
 from hlat.distributed.state_shard import StateShard
 from hlat.storage import storage_path
 from hlat.storage.remote_path import RemotePath, StorageUnavailableError
@@ -318,3 +321,12 @@ def test_an_invalid_tensor_file_is_damage(folder: RemotePath, header: str) -> No
     file.filesystem.pipe_file(file.path, HEADERS[header])
     with pytest.raises(CorruptCheckpointError, match=str(file)):
         checkpoint_store.load_checkpoint(path, [StateShard("w", (2,), (0,), (2,), torch.zeros(2))])
+
+
+def test_rollbacks_are_replaced_in_the_store(folder: RemotePath) -> None:
+    rollbacks = [Rollback(3, range(4, 6)), Rollback(0, range(1, 2))]
+    for count in (1, 2):
+        save_rollbacks(folder, rollbacks[:count])
+        assert load_rollbacks(folder, 20, SingleRankGroup(), Mock()) == rollbacks[:count]
+    save(folder, 1)
+    assert find_newest_valid(folder) == (folder / "step_00000001", [])

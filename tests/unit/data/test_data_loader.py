@@ -106,6 +106,35 @@ def test_restore_an_earlier_state(open_ranks) -> None:
     np.testing.assert_array_equal(read_batches([one], 30), first)
 
 
+def test_the_state_contains_skipped_batches(open_ranks) -> None:
+    (whole,), (first,) = open_ranks(), open_ranks(prefetch=2)
+    batches = read_batches([whole], 12)
+    earlier = first.state_dict()
+    first.skip_batches([range(2, 5), range(8, 9), range(2, 5)])
+    assert first.num_skipped_batches == 4
+    np.testing.assert_array_equal(read_batches([first], 3), [batches[i] for i in (0, 1, 5)])
+    state = json.loads(json.dumps(first.state_dict()))
+    assert state["skipped"] == [[2, 5], [8, 9]]
+    for ranks in (open_ranks(2), [first]):
+        for one in ranks:
+            one.load_state_dict(state)
+            one.skip_batches([range(8, 9), range(10, 11)])
+        np.testing.assert_array_equal(read_batches(ranks, 4), [batches[i] for i in (6, 7, 9, 11)])
+        assert ranks[0].last_batches(3) == range(7, 12)
+    first.load_state_dict(earlier)
+    np.testing.assert_array_equal(read_batches([first], 3), batches[:3])
+    del state["skipped"]  # as in checkpoints of earlier versions
+    first.load_state_dict(state)
+    np.testing.assert_array_equal(read_batches([first], 6), batches[6:])
+
+
+@pytest.mark.parametrize("bounds", [[3, 2], [-1, 2], [0, 2**70], [1], ["1", 2], [1.5, 3], 4, None])
+def test_a_state_with_malformed_skipped_batches_is_rejected(open_ranks, bounds) -> None:
+    (one,) = open_ranks()
+    with pytest.raises(ConfigError, match="the checkpoint's data state was not written by hlat"):
+        one.load_state_dict({**one.state_dict(), "skipped": [bounds]})
+
+
 def test_stage_name_is_that_of_the_last_batch(open_ranks) -> None:
     (one,), (other,) = open_ranks(prefetch=3), open_ranks(2)[:1]
     stages = []

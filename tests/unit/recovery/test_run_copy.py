@@ -43,6 +43,18 @@ def finished(config, tmp_path: Path) -> Path:
     return run_dir
 
 
+def test_a_copy_has_the_rollbacks(finished: Path, config, tmp_path: Path) -> None:
+    rollbacks, copied = (
+        tmp_path / f"{name}/checkpoints/rollbacks.json" for name in ("first", "second")
+    )
+    rollbacks.write_text('[{"to": 1, "skipped": [1, 2]}]')
+    copied.parent.mkdir(parents=True)
+    copied.write_text("of an interrupted copy")
+    assert run_copy.use_finished_run(config("second"), "", [])
+    assert copied.read_bytes() == rollbacks.read_bytes()
+    assert not copied.samefile(rollbacks)
+
+
 def test_a_second_name_is_a_copy(finished: Path, config, tmp_path: Path, capsys) -> None:
     assert run_copy.use_finished_run(config("second"), "run: {name: second}", ["run.name=second"])
     assert f"{tmp_path / 'second'} is now a copy of it" in capsys.readouterr().out
