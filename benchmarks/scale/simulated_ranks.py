@@ -25,7 +25,8 @@ from hlat.distributed.state_shard import StateShard
 from hlat.engine.state_shards import iter_state_shards
 from hlat.model.decoder_spec import list_module_parameters, list_parameter_specs
 from hlat.model.parameter_spec import ModuleParameter
-from hlat.optim.adamw import MOMENTS
+from hlat.optim.adamw_spec import AdamWSpec
+from hlat.optim.optimizer_spec import list_state_names
 
 AXES = ("pp", "dp", "tp")
 
@@ -59,7 +60,7 @@ class SimulatedRun:
             first, last = (0, num_rows) if is_vector else (at.dp * step, (at.dp + 1) * step)
             rows = shard.slice_rows(min(first, num_rows), min(last, num_rows))
             if rows.shape[0]:
-                keys = ("weights", *MOMENTS)
+                keys = ("weights", *list_state_names(AdamWSpec()))
                 state = {key: torch.empty(rows.shape, device=device) for key in keys}
                 state["step"] = torch.zeros((), device=device)
                 owns = not is_vector or at.dp == 0

@@ -24,11 +24,14 @@ from torchao.optim import _AdamW as TorchaoAdamW
 
 from benchmarks.common import describe_machine, spread
 from hlat.config.model import ModelConfig
+from hlat.config.optimizer import OptimizerConfig
 from hlat.distributed.parameter_shards import compute_shard
 from hlat.engine.native.step_rounding import build_shard_generator
 from hlat.model.decoder import Decoder
 from hlat.model.decoder_spec import list_module_parameters
-from hlat.optim.chunked_adamw import ChunkedAdamW
+from hlat.optim.adamw import ADAMW
+from hlat.optim.low_precision_optimizer import LowPrecisionOptimizer
+from hlat.optim.optimizer_factory import build_param_groups
 
 HERE = Path(__file__).resolve().parent
 LIBRARIES = ["torch", "torchao"]
@@ -62,8 +65,11 @@ def make_ours(
     }
     counters = torch.arange(3)
     random_bits = (lambda weight: generators[weight].generate(counters)) if stochastic else None
-    params = list(weights.values())
-    return ChunkedAdamW([{"params": params}], random_bits, backend, **SETTINGS).step
+    roles = {parameter.name: parameter.specs[0].role for parameter in list_module_parameters(model)}
+    params = [(weight, roles[name]) for name, weight in weights.items()]
+    settings = OptimizerConfig(lr=SETTINGS["lr"])
+    groups = build_param_groups(settings, params)
+    return LowPrecisionOptimizer(groups, ADAMW, settings.lr, random_bits, backend).step
 
 
 def open_contestants(model: ModelConfig) -> dict[str, Step]:

@@ -4,7 +4,7 @@ A checkpoint may have been edited and its hashes computed again. A resume and `h
 verify` use the same checks.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from hlat.checkpoint import checkpoint_store
 from hlat.checkpoint.checkpoint_errors import CorruptCheckpointError
@@ -12,11 +12,13 @@ from hlat.checkpoint.checkpoint_lookup import VerifiedCheckpoint
 from hlat.checkpoint.checkpoint_manifest import CheckpointManifest
 from hlat.checkpoint.training_state import TrainingState
 from hlat.config.config_errors import ConfigError
+from hlat.config.optimizer import OptimizerConfig
 from hlat.config.run_identity import build_saved_model_config
 from hlat.data import data_fingerprint
 from hlat.distributed.object_group import ObjectGroup
 from hlat.model.decoder_spec import list_parameter_specs
-from hlat.optim.adamw import MOMENTS
+from hlat.model.parameter_spec import ParameterSpec
+from hlat.optim.optimizer_spec import OptimizerSpec, get_optimizer_spec
 
 
 def load_training_state(checkpoint: VerifiedCheckpoint, group: ObjectGroup) -> TrainingState:
@@ -49,8 +51,10 @@ def _validate_state(state: TrainingState, manifest: CheckpointManifest) -> None:
         raise ConfigError(
             f"manifest.json has {len(manifest.tensors)} tensors for {model.num_layers} layers"
         )
-    shapes = {spec.name: spec.shape for spec in list_parameter_specs(model)}
-    for name, shape in _list_tensors(shapes, state.weights_only):
+    optimizer = None
+    if not state.weights_only:
+        optimizer = get_optimizer_spec(state.adjustable.get("optimizer.name", OptimizerConfig.name))
+    for name, shape in _list_tensors(list_parameter_specs(model), optimizer):
         record = manifest.tensors.get(name)
         if record is None or record.shape != shape:
             found = "no tensor" if record is None else f"shape {record.shape}"
@@ -58,11 +62,13 @@ def _validate_state(state: TrainingState, manifest: CheckpointManifest) -> None:
 
 
 def _list_tensors(
-    shapes: dict[str, tuple[int, ...]], weights_only: bool
+    parameters: Iterable[ParameterSpec], optimizer: OptimizerSpec | None
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield name and shape of each tensor that a run with these parameters saves."""
-    for name, shape in shapes.items():
+    """Yield name and shape of each tensor that a run saves; only weights without an optimizer."""
+    for parameter in parameters:
+        name, shape = parameter.name, parameter.shape
         yield f"weights/{name}", shape
-        if not weights_only:
+        if optimizer is not None:
             yield f"updates/{name}", ()
-            yield from ((f"{moment}/{name}", shape) for moment in MOMENTS)
+            for tensor in optimizer.list_state_tensors(parameter.role):
+                yield f"{tensor.name}/{name}", shape

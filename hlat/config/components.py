@@ -18,6 +18,7 @@ SELECTORS = {
     "model.attention": "kind",
     "model.mlp": "kind",
     "model.norm": "kind",
+    "optimizer": "name",
     "schedule": "name",
     "tracking": "metrics",
 }

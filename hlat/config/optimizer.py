@@ -1,24 +1,17 @@
-"""AdamW and gradient clipping."""
+"""Optimizer and gradient clipping."""
 
 from dataclasses import dataclass
-from enum import Enum
 
 from hlat.config.bounds import bounded
-
-
-class OptimizerName(Enum):
-    """Available optimizers."""
-
-    adamw = "adamw"
-    """Adam with decoupled weight decay."""
+from hlat.optim import adamw_spec
 
 
 @dataclass
 class OptimizerConfig:
-    """HLAT's AdamW (paper, section III-A)."""
+    """Optimizer; the default values are those of HLAT's AdamW (paper, section III-A)."""
 
-    name: OptimizerName = OptimizerName.adamw
-    """The update rule."""
+    name: str = adamw_spec.NAME
+    """Update rule: adamw."""
     lr: float = bounded(above=0, below=float("inf"))
     """Peak learning rate."""
     beta1: float = bounded(0.9, min=0, below=1)

@@ -55,7 +55,7 @@ class PrecisionConfig:
     reduction: Dtype = MISSING
     """Sum of gradients over data-parallel ranks."""
     optimizer_state: Dtype = MISSING
-    """Both Adam moments."""
+    """State of the optimizer, such as moments."""
     master_weights: Dtype | None = None
     """Copy of the weights that the optimizer updates; null: the optimizer updates the weights."""
     fp32_operators: list[Fp32Operator] = field(default_factory=list)

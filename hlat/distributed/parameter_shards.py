@@ -5,9 +5,15 @@ Both engines use the same shards, so that checkpoints are interchangeable.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from hlat.config.model import ModelConfig
-from hlat.model.parameter_spec import ModuleParameter, RowRange, ShardingRule
+from hlat.model.parameter_spec import (
+    ModuleParameter,
+    ParameterRole,
+    RowRange,
+    ShardingRule,
+)
 
 
 @dataclass(frozen=True)
@@ -20,12 +26,14 @@ class ParameterShard:
             are replicas of another rank's.
         columns: First canonical column and number of columns; None for a vector.
         sharding: Sharding rule, which determines the ranks that sum the gradient.
+        role: Role in the model, which determines the optimizer's settings.
     """
 
     rows: tuple[RowRange, ...]
     num_owned_rows: int
     columns: tuple[int, int] | None
     sharding: ShardingRule
+    role: ParameterRole
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -57,29 +65,30 @@ def compute_shard(
     """
     rule, shape = parameter.sharding, parameter.shape
     columns = (0, shape[1]) if len(shape) == 2 else None
+    build = partial(ParameterShard, sharding=rule, role=parameter.specs[0].role)
     if rule.is_replicated:
-        return ParameterShard(parameter.rows, shape[0] if rank == 0 else 0, columns, rule)
+        return build(parameter.rows, shape[0] if rank == 0 else 0, columns)
     if rule is ShardingRule.row:
         assert columns is not None
         num_replicas = max(1, tp // parameter.num_column_groups)
         group, replica = find_group(num_replicas, tp, rank, consecutive)
         index = group * num_replicas + replica
         width = shape[1] // tp
-        return ParameterShard(parameter.rows, shape[0], (index * width, width), rule)
+        return build(parameter.rows, shape[0], (index * width, width))
     if rule is ShardingRule.vocabulary:
         step = -(-shape[0] // tp)
         rows = slice_row_ranges(parameter.rows, rank * step, (rank + 1) * step)
-        return ParameterShard(rows, count_rows(rows), columns, rule)
+        return build(rows, count_rows(rows), columns)
     num_replicas = max(1, tp // parameter.num_groups)
     group, replica = find_group(num_replicas, tp, rank, consecutive)
     if num_replicas > 1:
         rows = parameter.list_group_rows(group, num_replicas, replica)
         owned = rows if replica == 0 else [part for part in rows if not part.is_shared]
-        return ParameterShard(rows, count_rows(owned), columns, rule)
+        return build(rows, count_rows(owned), columns)
     num_groups = parameter.num_groups // tp
     groups = range(rank * num_groups, (rank + 1) * num_groups)
     rows = tuple(part for group in groups for part in parameter.list_group_rows(group))
-    return ParameterShard(rows, count_rows(rows), columns, rule)
+    return build(rows, count_rows(rows), columns)
 
 
 def slice_row_ranges(row_ranges: Iterable[RowRange], start: int, stop: int) -> tuple[RowRange, ...]:

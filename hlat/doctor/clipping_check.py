@@ -1,4 +1,4 @@
-"""Check of the factor between gradients and first moments: clipping, and 1 - beta1.
+"""Check of the factor between gradients and optimizer state: clipping, and 1 - beta1 for moments.
 
 If the engine reports the exact gradient norm, and each first moment is a multiple of the exact
 gradient, then the gradients are right, and another factor is a fault of clipping or of the first
@@ -6,6 +6,7 @@ moment.
 """
 
 import re
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ from hlat.doctor.check_result import CheckResult, FaultLocation, build_result, s
 from hlat.doctor.engine_harness import FullTensors, compute_clip_factor
 from hlat.doctor.gradient_errors import ExactGradients, compute_relative_errors
 from hlat.engine.interface import StepMetrics
+from hlat.model.parameter_spec import ParameterRole
+from hlat.optim.optimizer_spec import get_optimizer_spec
 from hlat.recovery.preflight_checks import format_first
 
 
@@ -71,13 +74,17 @@ def check_clipping(config: Config, metrics: StepMetrics, factors: dict[str, floa
 
 def _find_cause(config: Config, clip_factor: float, factors: list[float]) -> tuple[list[str], str]:
     """Return the settings that are not applied, and a description."""
-    beta1, beta2 = config.optimizer.beta1, config.optimizer.beta2
     tolerance = tolerances.compute_gradient_tolerance(config) + 1e-3
-    causes = {
-        1 / clip_factor: (["optimizer.grad_clip"], "they are not clipped"),
-        (1 - beta2) / (1 - beta1): (["optimizer.beta1"], "beta2 takes the place of beta1"),
-        factors[0]: (["optimizer.grad_clip", "optimizer.beta1"], "clipping or beta1 is wrong"),
-    }
+    causes = {1 / clip_factor: (["optimizer.grad_clip"], "they are not clipped")}
+    optimizer = get_optimizer_spec(config.optimizer.name)
+    source, expected = optimizer.get_gradient_source(config.optimizer)
+    decays = {one.name: one.decay for one in optimizer.list_state_tensors(ParameterRole.matrix)}
+    right = decays.pop(source)
+    for decay in decays.values():
+        factor = (1 - attrgetter(decay)(config.optimizer)) / expected
+        causes[factor] = [f"optimizer.{right}"], f"{decay} takes the place of {right}"
+    both = ["optimizer.grad_clip", f"optimizer.{right}"]
+    causes[factors[0]] = both, f"clipping or {right} is wrong"
     for factor, cause in causes.items():
         if np.allclose(factors, factor, rtol=tolerance, atol=0):
             return cause

@@ -1,7 +1,7 @@
 """Test harness around an engine, which uses only the engine interface.
 
-Weights, gradients and moments are read and written through checkpoint shards, so a check works for
-every engine, layout and device. Gradients are derived from the first moment after one step from
+Weights, gradients and optimizer state are read and written through checkpoint shards, so a check
+works for every engine, layout and device. Gradients are derived from the state after one step from
 zero.
 """
 
@@ -28,13 +28,14 @@ from hlat.engine.engine_factory import create_engine
 from hlat.engine.interface import Engine, StepMetrics
 from hlat.model.decoder_spec import list_parameter_specs
 from hlat.model.parameter_spec import Initialization, ParameterRole, ParameterSpec
+from hlat.optim.optimizer_spec import get_optimizer_spec, list_state_names
 from hlat.precision.torch_dtypes import TORCH_DTYPES
 
 FullTensors = dict[str, NDArray[np.float32]]
 """Full tensors by canonical name; empty on ranks other than 0."""
 StateTensors = dict[str, FullTensors]
-_MOMENT = 2.0**-10
-"""Standard deviation of sampled first moments."""
+_GRADIENT = 2.0**-10
+"""Standard deviation of the gradients of which sampled optimizer states are averages."""
 
 
 class CheckError(Exception):
@@ -48,6 +49,7 @@ class EngineHarness:
         self.config, self.engine = config, engine
         engine.build(config)
         self.parameters = {spec.name: spec for spec in list_parameter_specs(config.model)}
+        self.optimizer = get_optimizer_spec(config.optimizer.name)
 
     @property
     def can_rebuild(self) -> bool:
@@ -108,16 +110,17 @@ class EngineHarness:
         return [self.train_step(batch, learning_rate) for batch in batches]
 
     def step_with_gradients(self, tokens: NDArray[np.int32]) -> tuple[StepMetrics, FullTensors]:
-        """Run one step with learning rate 0 from zero moments.
+        """Run one step with learning rate 0 from a zero optimizer state.
 
         Return its metrics, and on rank 0 the gradients before clipping.
         """
         self.set_optimizer_state()
         metrics = self.train_step(tokens, 0.0)
         clip_factor = compute_clip_factor(self.config, metrics)
-        scale = np.float32(1 / (clip_factor * (1 - self.config.optimizer.beta1)))
-        moments = self.gather_full_tensors("exp_avg")
-        return metrics, {name: moment * scale for name, moment in moments.items()}
+        key, factor = self.optimizer.get_gradient_source(self.config.optimizer)
+        scale = np.float32(1 / (clip_factor * factor))
+        multiples = self.gather_full_tensors(key)
+        return metrics, {name: multiple * scale for name, multiple in multiples.items()}
 
     def evaluate(
         self,
@@ -137,9 +140,9 @@ class EngineHarness:
         return weights
 
     @torch.no_grad()
-    def set_optimizer_state(self, num_updates: int = 0, exp_avg_sq: float = 0.0) -> None:
-        """Set the number of updates and the second moments, and all else of the state to zero."""
-        values = {"updates": float(num_updates), "exp_avg_sq": exp_avg_sq}
+    def set_optimizer_state(self, num_updates: int = 0, **values: float) -> None:
+        """Set the number of updates and tensors of the state, and all else of it to zero."""
+        values["updates"] = float(num_updates)
         for shard in self.engine.state_shards():
             state_key = shard.name.partition("/")[0]
             if state_key != "weights":
@@ -160,8 +163,8 @@ class EngineHarness:
                 shard.tensor.copy_(values.view(shard.tensor.shape))
 
     def gather_state(self) -> StateTensors:
-        """Return weights, moments and numbers of updates by state key, on rank 0."""
-        keys = ("weights", "exp_avg", "exp_avg_sq", "updates")
+        """Return weights, optimizer state and numbers of updates by state key, on rank 0."""
+        keys = ("weights", *list_state_names(self.optimizer), "updates")
         return {key: self.gather_full_tensors(key) for key in keys}
 
     def gather_full_tensors(self, state_key: str) -> FullTensors:
@@ -244,20 +247,23 @@ def sample_weights(config: Config, seed: int = 0) -> FullTensors:
     }
 
 
-def sample_moments(config: Config) -> StateTensors:
-    """Return random moments of a step, for half of the elements of the size of epsilon.
+def sample_optimizer_state(config: Config) -> StateTensors:
+    """Return a random optimizer state, for half of the elements of the size of epsilon.
 
     All values are representable in bf16.
     """
-    moments: StateTensors = {"exp_avg": {}, "exp_avg_sq": {}}
+    optimizer = get_optimizer_spec(config.optimizer.name)
+    state: StateTensors = {name: {} for name in list_state_names(optimizer)}
     for spec in list_parameter_specs(config.model):
         generator = np.random.default_rng([config.run.seed, zlib.crc32(spec.name.encode()), 1])
-        scale = np.where(generator.random(spec.shape) < 0.5, _MOMENT, config.optimizer.eps)
-        exp_avg = scale * generator.standard_normal(spec.shape)
-        exp_avg_sq = scale**2 * generator.uniform(0.5, 2, spec.shape)
-        for key, values in (("exp_avg", exp_avg), ("exp_avg_sq", exp_avg_sq)):
-            moments[key][spec.name] = round_to_bf16(values.astype(np.float32))
-    return moments
+        scale = np.where(generator.random(spec.shape) < 0.5, _GRADIENT, config.optimizer.eps)
+        for tensor in optimizer.list_state_tensors(spec.role):
+            if tensor.is_squared:
+                values = scale**2 * generator.uniform(0.5, 2, spec.shape)
+            else:
+                values = scale * generator.standard_normal(spec.shape)
+            state[tensor.name][spec.name] = round_to_bf16(values.astype(np.float32))
+    return state
 
 
 def round_to_bf16(values: NDArray[np.float32]) -> NDArray[np.float32]:

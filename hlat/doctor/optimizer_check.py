@@ -1,10 +1,11 @@
-"""Checks of the optimizer against a reference, and of a short run against torch's AdamW in fp64.
+"""Checks of the optimizer against a reference, for single steps and a short run in fp64.
 
-A step with zero gradients shows both decays, the bias corrections, epsilon and the weight decay
-exactly. In the other steps the gradient follows from the first moment, which was zero before.
+A step with zero gradients shows all decays, bias corrections, epsilon and the weight decay exactly.
+In the other steps the gradient follows from a part of the state that was zero before.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 from hlat.config.precision import Dtype
 from hlat.config.run import Config
 from hlat.doctor import reference_model, tolerances
-from hlat.doctor.check_result import CheckResult, FaultLocation, build_result
+from hlat.doctor.check_result import CheckResult, FaultLocation, build_result, skip_check
 from hlat.doctor.engine_harness import (
     EngineHarness,
     StateTensors,
@@ -21,14 +22,22 @@ from hlat.doctor.engine_harness import (
     remove_gradients,
     sample_batch,
     sample_documents,
-    sample_moments,
+    sample_optimizer_state,
     sample_weights,
 )
-from hlat.doctor.reference_optimizer import AdamWState, build_states, update_adamw
+from hlat.doctor.reference_optimizer import (
+    ReferenceState,
+    ReferenceUpdate,
+    build_states,
+    find_reference_update,
+    format_missing_reference,
+)
+from hlat.model.parameter_spec import ParameterRole
+from hlat.optim.optimizer_spec import get_optimizer_spec, list_state_names
 from hlat.recovery.preflight_checks import format_first
 
 _STEPS = ((0, 0.0, 2.0**-3), (1, 2.0**-17, 2.0**-4), (1000, 2.0**-17, 2.0**-3))
-"""Number of updates, value of the second moment, and learning rate of steps with gradients. An
+"""Number of updates, average of squared gradients, and learning rate of steps with gradients. An
 update is many spacings of bf16; consecutive rates differ, so that the rate of another step is
 noticed."""
 _NUM_UPDATES, _LEARNING_RATE = 3, 2.0**-4
@@ -50,10 +59,14 @@ class _Error(NamedTuple):
 
 def check_optimizer(harness: EngineHarness) -> Iterator[CheckResult]:
     """Check weights, moments and update counts after one step from several states."""
+    update = find_reference_update(harness.config.optimizer)
+    if update is None:
+        yield skip_check("optimizer", format_missing_reference(harness.config.optimizer))
+        return
     errors: list[_Error] = []
-    for num_updates, exp_avg_sq, learning_rate in _STEPS:
-        errors += _step_with_gradients(harness, num_updates, exp_avg_sq, learning_rate)
-    errors += _step_without_gradients(harness)
+    for num_updates, square, learning_rate in _STEPS:
+        errors += _step_with_gradients(harness, update, num_updates, square, learning_rate)
+    errors += _step_without_gradients(harness, update)
     if not harness.is_rank0:
         return
     wrong: dict[str, _Error] = {}
@@ -66,24 +79,27 @@ def check_optimizer(harness: EngineHarness) -> Iterator[CheckResult]:
         f"{error.part}{error.detail} at update {error.update}, {error.value:.1f} times"
         for error in ranked
     ]
-    largest = max(error.value for error in errors)
+    largest, title = max(error.value for error in errors), harness.optimizer.title
     yield build_result(
         "optimizer",
         [FaultLocation(error.part, "update") for error in ranked],
-        f"updates are those of AdamW in fp64 to {largest:.2f} of the tolerance",
-        "beyond the tolerance of AdamW in fp64: " + format_first(problems, separator="; "),
+        f"updates are those of {title} in fp64 to {largest:.2f} of the tolerance",
+        f"beyond the tolerance of {title} in fp64: " + format_first(problems, separator="; "),
         largest=largest,
     )
 
 
 def check_numerics(harness: EngineHarness) -> Iterator[CheckResult]:
     """Compare the gradient norm at each step with that of the reference."""
-    config = harness.config
+    config, update = harness.config, find_reference_update(harness.config.optimizer)
+    if update is None:
+        yield skip_check("numerics", format_missing_reference(config.optimizer))
+        return
     lr = min(config.optimizer.lr, _MAX_LEARNING_RATE)
     norms = [metrics.grad_norm for metrics in harness.train(_NUM_STEPS, lr)]
     if not harness.is_rank0:
         return
-    ratios = np.array(norms, np.float64) / _train_fp64_reference(config, lr)
+    ratios = np.array(norms, np.float64) / _train_fp64_reference(config, update, lr)
     largest, tolerance = float(np.abs(ratios - 1).max()), _TOLERANCES[config.precision.compute]
     growth = float(ratios[-1] / ratios[0])
     yield build_result(
@@ -99,28 +115,39 @@ def check_numerics(harness: EngineHarness) -> Iterator[CheckResult]:
 
 
 def _step_with_gradients(
-    harness: EngineHarness, num_updates: int, exp_avg_sq: float, learning_rate: float
+    harness: EngineHarness,
+    update: ReferenceUpdate,
+    num_updates: int,
+    square: float,
+    learning_rate: float,
 ) -> list[_Error]:
-    """Return the errors after a step from a first moment of zero."""
+    """Return the errors after a step from a state that is zero, except for averages of squares."""
     config, weights = harness.config, sample_weights(harness.config, 5)
+    source, factor = harness.optimizer.get_gradient_source(config.optimizer)
+    initial = {
+        tensor.name: square * tensor.is_squared
+        for role in ParameterRole
+        for tensor in harness.optimizer.list_state_tensors(role)
+    }
     harness.load_weights(weights)
-    harness.set_optimizer_state(num_updates, exp_avg_sq)
+    harness.set_optimizer_state(num_updates, **initial)
     harness.train_step(sample_batch(config, 5), learning_rate)
     after, errors = harness.gather_state(), list[_Error]()
-    for name, exp_avg in after["exp_avg"].items():
-        zeros, exp_avg_sqs = np.zeros(exp_avg.shape), np.full(exp_avg.shape, exp_avg_sq)
-        before = AdamWState(weights[name].astype(np.float64), zeros, exp_avg_sqs, num_updates)
-        gradient = exp_avg.astype(np.float64) / (1 - config.optimizer.beta1)
-        expected = update_adamw(config.optimizer, before, gradient, learning_rate)
+    for name, multiple in after[source].items():
+        tensors = {key: np.full(multiple.shape, value) for key, value in initial.items()}
+        tensors["weights"] = weights[name].astype(np.float64)
+        before = ReferenceState(tensors, num_updates)
+        gradient = multiple.astype(np.float64) / factor
+        expected = update(config.optimizer, before, gradient, learning_rate)
         errors += _compare_states(config, name, before, expected, after, learning_rate)
     return errors
 
 
-def _step_without_gradients(harness: EngineHarness) -> list[_Error]:
+def _step_without_gradients(harness: EngineHarness, update: ReferenceUpdate) -> list[_Error]:
     """Return the errors after a step with gradients of zero, and those of the decays."""
     config = harness.config
     before = {"weights": remove_gradients(config, sample_weights(config, 5))}
-    before |= sample_moments(config)
+    before |= sample_optimizer_state(config)
     harness.set_optimizer_state(_NUM_UPDATES)
     harness.load_tensors(before)
     harness.train_step(sample_batch(config, 5), _LEARNING_RATE)
@@ -128,19 +155,20 @@ def _step_without_gradients(harness: EngineHarness) -> list[_Error]:
     if not harness.is_rank0:
         return errors
     for name, state in build_states(before, _NUM_UPDATES).items():
-        expected = update_adamw(config.optimizer, state, 0.0, _LEARNING_RATE)
+        expected = update(config.optimizer, state, 0.0, _LEARNING_RATE)
         errors += _compare_states(config, name, state, expected, after, _LEARNING_RATE)
-    return errors + _compare_decays(config, before, after)
+    return errors + _compare_decays(harness, before, after)
 
 
-def _compare_decays(config: Config, before: StateTensors, after: StateTensors) -> list[_Error]:
-    """Return the errors of the factors of the moments in a step without gradients."""
-    settings, errors = config.optimizer, list[_Error]()
-    roundoff = tolerances.compute_unit_roundoff(config.precision.optimizer_state)
-    for name, key, decay in (
-        ("beta1", "exp_avg", settings.beta1),
-        ("beta2", "exp_avg_sq", settings.beta2),
-    ):
+def _compare_decays(
+    harness: EngineHarness, before: StateTensors, after: StateTensors
+) -> list[_Error]:
+    """Return the errors of the factors of the state in a step without gradients."""
+    config, errors = harness.config, list[_Error]()
+    for tensor in harness.optimizer.list_state_tensors(ParameterRole.matrix):
+        name, key = tensor.decay, tensor.name
+        decay = attrgetter(name)(config.optimizer)
+        roundoff = tolerances.compute_unit_roundoff(tensor.get_dtype(config.precision))
         old, new = (
             np.concatenate([tensor.ravel() for tensor in state[key].values()]).astype(np.float64)
             for state in (before, after)
@@ -155,8 +183,8 @@ def _compare_decays(config: Config, before: StateTensors, after: StateTensors) -
 def _compare_states(
     config: Config,
     name: str,
-    before: AdamWState,
-    expected: AdamWState,
+    before: ReferenceState,
+    expected: ReferenceState,
     after: StateTensors,
     learning_rate: float,
 ) -> Iterator[_Error]:
@@ -174,44 +202,38 @@ def _compare_states(
         chance = 4 * np.sqrt((spacing**2).sum() / square / gap.size) / learning_rate
         value = float(abs(slope) / (settings.weight_decay / 4 + chance))
         yield _Error(f"{name} weight decay", value, count)
-    for key, moment in (("exp_avg", expected.exp_avg), ("exp_avg_sq", expected.exp_avg_sq)):
-        errors = np.abs(after[key][name] - moment) / (np.abs(moment) * 8 * roundoff + 1e-20)
-        yield _Error(f"{name} {key}", float(errors.max()), count)
+    for key, tensor in expected.tensors.items():
+        if key != "weights":
+            errors = np.abs(after[key][name] - tensor) / (np.abs(tensor) * 8 * roundoff + 1e-20)
+            yield _Error(f"{name} {key}", float(errors.max()), count)
     yield _Error(f"{name} updates", float(abs(after["updates"][name] - count) * 2), count)
 
 
-def _build_torch_adamw(
-    config: Config, weights: Sequence[torch.Tensor], learning_rate: float
-) -> torch.optim.AdamW:
-    """Return torch's plain AdamW for the weights, with the settings of the run."""
-    settings = config.optimizer
-    decay, norm_decay = settings.weight_decay, settings.weight_decay * settings.decay_norms
-    return torch.optim.AdamW(
-        [{"params": [w], "weight_decay": decay if w.dim() > 1 else norm_decay} for w in weights],
-        lr=learning_rate,
-        betas=(settings.beta1, settings.beta2),
-        eps=settings.eps,
-        foreach=False,
-        fused=False,
-    )
-
-
-def _train_fp64_reference(config: Config, learning_rate: float) -> list[float]:
+def _train_fp64_reference(
+    config: Config, update: ReferenceUpdate, learning_rate: float
+) -> list[float]:
     """Train the reference model in fp64; return its gradient norms."""
     weights = {
         name: torch.from_numpy(weight).double().requires_grad_()
         for name, weight in sample_weights(config).items()
     }
-    adamw = _build_torch_adamw(config, [*weights.values()], learning_rate)
+    zeros = {name: np.zeros(weight.shape) for name, weight in weights.items()}
+    names = list_state_names(get_optimizer_spec(config.optimizer.name))
+    tensors = {"weights": {name: weight.detach().numpy() for name, weight in weights.items()}}
+    states = build_states(tensors | dict.fromkeys(names, zeros), 0)
     norms = []
     for seed in range(_NUM_STEPS):
         tokens = sample_batch(config, seed)
         masks = build_masks(config, sample_documents(config, tokens))
-        adamw.zero_grad()
         _, objective = reference_model.compute_loss_sums(config.model, weights, tokens, masks)
         num_targets = reference_model.count_targets(tokens, masks)
         (objective / num_targets).backward()  # type: ignore[no-untyped-call]
         max_norm = config.optimizer.grad_clip or float("inf")
         norms.append(float(torch.nn.utils.clip_grad_norm_(weights.values(), max_norm)))
-        adamw.step()
+        for name, weight in weights.items():
+            assert weight.grad is not None
+            gradient = weight.grad.numpy()
+            states[name] = update(config.optimizer, states[name], gradient, learning_rate)
+            weight.detach().copy_(torch.from_numpy(states[name].weights))
+            weight.grad = None
     return norms

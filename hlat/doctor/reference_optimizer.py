@@ -1,6 +1,6 @@
-"""Reference implementation of AdamW in fp64, without code of hlat.optim or torch."""
+"""Reference implementations of optimizers in fp64, without code of hlat.optim or torch."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,43 +13,67 @@ Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class AdamWState:
-    """Weight and moments of one parameter; `updates` is the number of updates so far."""
+class ReferenceState:
+    """Weight and optimizer state of one parameter.
 
-    weights: Array
-    exp_avg: Array
-    exp_avg_sq: Array
+    Attributes:
+        tensors: `weights`, and the tensors of the optimizer by name.
+        updates: Number of updates so far.
+    """
+
+    tensors: dict[str, Array]
     updates: int
+
+    @property
+    def weights(self) -> Array:
+        """Weight of the parameter."""
+        return self.tensors["weights"]
+
+
+ReferenceUpdate = Callable[[OptimizerConfig, ReferenceState, Array | float, float], ReferenceState]
+"""Returns the state after an update with a gradient and a learning rate."""
 
 
 def build_states(
     tensors: Mapping[str, Mapping[str, NDArray[Any]]], updates: int
-) -> dict[str, AdamWState]:
-    """Return the state of each parameter, given weights and moments by key and name."""
+) -> dict[str, ReferenceState]:
+    """Return the state of each parameter, given weights and optimizer state by key and name."""
     return {
-        name: AdamWState(
-            weight.astype(np.float64),
-            tensors["exp_avg"][name].astype(np.float64),
-            tensors["exp_avg_sq"][name].astype(np.float64),
-            updates,
+        name: ReferenceState(
+            {key: by_name[name].astype(np.float64) for key, by_name in tensors.items()}, updates
         )
-        for name, weight in tensors["weights"].items()
+        for name in tensors["weights"]
     }
 
 
 def update_adamw(
-    settings: OptimizerConfig, state: AdamWState, gradient: Array | float, learning_rate: float
-) -> AdamWState:
+    settings: OptimizerConfig, state: ReferenceState, gradient: Array | float, learning_rate: float
+) -> ReferenceState:
     """Return the state after one update (arXiv 1711.05101, algorithm 2, with a decay of lr w).
 
     Vectors are decayed only with optimizer.decay_norms.
     """
     count, beta1, beta2 = state.updates + 1, settings.beta1, settings.beta2
-    exp_avg = beta1 * state.exp_avg + (1 - beta1) * gradient
-    exp_avg_sq = beta2 * state.exp_avg_sq + (1 - beta2) * np.square(gradient)
+    exp_avg = beta1 * state.tensors["exp_avg"] + (1 - beta1) * gradient
+    exp_avg_sq = beta2 * state.tensors["exp_avg_sq"] + (1 - beta2) * np.square(gradient)
     root = np.sqrt(exp_avg_sq / (1 - beta2**count))
     step = exp_avg / (1 - beta1**count) / (root + settings.eps)
     is_decayed = settings.decay_norms or state.weights.ndim > 1
     decay = settings.weight_decay * is_decayed * state.weights
     weights = state.weights - learning_rate * (step + decay)
-    return AdamWState(weights, exp_avg, exp_avg_sq, count)
+    tensors = {"weights": weights, "exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}
+    return ReferenceState(tensors, count)
+
+
+_UPDATES: dict[str, ReferenceUpdate] = {"adamw": update_adamw}
+"""Updates by optimizer.name."""
+
+
+def find_reference_update(settings: OptimizerConfig) -> ReferenceUpdate | None:
+    """Return the reference of the configured optimizer, or None if there is none."""
+    return _UPDATES.get(settings.name)
+
+
+def format_missing_reference(settings: OptimizerConfig) -> str:
+    """Return the reason why the update of an optimizer is not checked."""
+    return f"the doctor has no reference implementation of optimizer.name={settings.name}"

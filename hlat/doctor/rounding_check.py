@@ -1,4 +1,4 @@
-"""Check of the rounding of weights and moments in updates that are known exactly.
+"""Check of the rounding of weights and optimizer state in updates that are known exactly.
 
 A step without gradients is repeated from the same state with other numbers of updates. An update
 below half the spacing of bf16 is lost by rounding to nearest; stochastic rounding applies it on
@@ -6,6 +6,7 @@ average, with random bits that are independent between steps, tensors, rows and 
 """
 
 from collections.abc import Iterator
+from operator import attrgetter
 
 import numpy as np
 
@@ -16,10 +17,15 @@ from hlat.doctor.engine_harness import (
     EngineHarness,
     remove_gradients,
     sample_batch,
-    sample_moments,
+    sample_optimizer_state,
     sample_weights,
 )
-from hlat.doctor.reference_optimizer import AdamWState, build_states, update_adamw
+from hlat.doctor.reference_optimizer import (
+    ReferenceState,
+    build_states,
+    find_reference_update,
+    format_missing_reference,
+)
 from hlat.doctor.rounding_statistics import (
     Array,
     compute_mean,
@@ -27,6 +33,8 @@ from hlat.doctor.rounding_statistics import (
     compute_spacing,
     sum_pairs,
 )
+from hlat.model.parameter_spec import ParameterRole
+from hlat.optim.optimizer_spec import get_optimizer_spec
 
 _NUM_STEPS = 6
 _FIRST_UPDATE = 1000
@@ -38,18 +46,23 @@ _TOLERANCE = 0.01
 _AXES = ("weights and moments", "steps", "parameters", "rows", "columns")
 """Axes of the residuals of matrices of one shape."""
 
-States = list[dict[str, AdamWState]]
+States = list[dict[str, ReferenceState]]
 """States by name after each step."""
 
 
 def check_rounding(harness: EngineHarness) -> Iterator[CheckResult]:
     """Check the fraction of small updates that is applied, drift, and independence of rounding."""
     config, tokens = harness.config, sample_batch(harness.config)
-    if config.optimizer.beta1 == config.optimizer.weight_decay == 0:
-        reason = "optimizer.beta1 and optimizer.weight_decay are 0"
+    update, decay = find_reference_update(config.optimizer), _get_gradient_decay(config)
+    if update is None:
+        yield skip_check("rounding", format_missing_reference(config.optimizer))
+        return
+    if attrgetter(decay)(config.optimizer) == config.optimizer.weight_decay == 0:
+        reason = f"optimizer.{decay} and optimizer.weight_decay are 0"
         yield skip_check("rounding", f"a step without gradients changes no weight: {reason}")
         return
-    before = {"weights": remove_gradients(config, sample_weights(config)), **sample_moments(config)}
+    before = {"weights": remove_gradients(config, sample_weights(config))}
+    before |= sample_optimizer_state(config)
     exact: States = []
     stored: States = []
     for step in range(_NUM_STEPS if _has_stochastic_rounding(config) else 1):
@@ -61,7 +74,7 @@ def check_rounding(harness: EngineHarness) -> Iterator[CheckResult]:
         stored.append(build_states(after, num_updates + 1))
         exact.append(
             {
-                name: update_adamw(config.optimizer, state, 0.0, _LEARNING_RATE)
+                name: update(config.optimizer, state, 0.0, _LEARNING_RATE)
                 for name, state in build_states(before, num_updates).items()
             }
         )
@@ -69,12 +82,20 @@ def check_rounding(harness: EngineHarness) -> Iterator[CheckResult]:
         yield _build_result(config, build_states(before, 0), exact, stored)
 
 
+def _get_gradient_decay(config: Config) -> str:
+    """Return the setting that is the decay of the averaged gradient."""
+    optimizer = get_optimizer_spec(config.optimizer.name)
+    source, _ = optimizer.get_gradient_source(config.optimizer)
+    tensors = optimizer.list_state_tensors(ParameterRole.matrix)
+    return next(tensor.decay for tensor in tensors if tensor.name == source)
+
+
 def _has_stochastic_rounding(config: Config) -> bool:
     return config.precision.rounding is RoundingMode.stochastic
 
 
 def _build_result(
-    config: Config, before: dict[str, AdamWState], exact: States, stored: States
+    config: Config, before: dict[str, ReferenceState], exact: States, stored: States
 ) -> CheckResult:
     applied, tolerance = _measure_applied(config, before, exact, stored)
     numbers = {"kept": applied, "tolerance": tolerance}
@@ -107,9 +128,11 @@ def _list_rounded_keys(config: Config) -> list[str]:
     """Return the parts of the state that are rounded stochastically."""
     if not _has_stochastic_rounding(config):
         return []
-    is_bf16 = config.precision.optimizer_state is Dtype.bf16
-    keys = ["weights"] if _get_update_dtype(config) is Dtype.bf16 else []
-    return [*keys, *(("exp_avg", "exp_avg_sq") if is_bf16 else ())]
+    optimizer = get_optimizer_spec(config.optimizer.name)
+    tensors = optimizer.list_state_tensors(ParameterRole.matrix)
+    dtypes = {"weights": _get_update_dtype(config)}
+    dtypes |= {tensor.name: tensor.get_dtype(config.precision) for tensor in tensors}
+    return [key for key, dtype in dtypes.items() if dtype is Dtype.bf16]
 
 
 def _get_update_dtype(config: Config) -> Dtype:
@@ -117,7 +140,7 @@ def _get_update_dtype(config: Config) -> Dtype:
 
 
 def _measure_applied(
-    config: Config, before: dict[str, AdamWState], exact: States, stored: States
+    config: Config, before: dict[str, ReferenceState], exact: States, stored: States
 ) -> tuple[float, float]:
     """Return the share of small updates of matrices that is applied, and its tolerance."""
     is_bf16, sums = _get_update_dtype(config) is Dtype.bf16, np.zeros(3)
@@ -142,7 +165,7 @@ def _find_drifts(keys: list[str], exact: States, stored: States) -> dict[str, st
     problems = {}
     for key in keys:
         residuals = [
-            compute_residuals(getattr(values, key), getattr(state[name], key)).ravel()
+            compute_residuals(values.tensors[key], state[name].tensors[key]).ravel()
             for exact_state, state in zip(exact, stored, strict=True)
             for name, values in exact_state.items()
         ]
@@ -180,7 +203,7 @@ def _stack_residuals(key: str, names: list[str], exact: States, stored: States) 
     """Return the residuals of matrices of one shape, [steps, names, rows, columns]."""
     return np.array(
         [
-            [compute_residuals(getattr(one[n], key), getattr(other[n], key)) for n in names]
+            [compute_residuals(one[n].tensors[key], other[n].tensors[key]) for n in names]
             for one, other in zip(exact, stored, strict=True)
         ]
     )

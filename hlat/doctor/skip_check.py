@@ -6,7 +6,12 @@ from collections.abc import Iterator
 import numpy as np
 
 from hlat.doctor.check_result import CheckResult, FaultLocation, build_result
-from hlat.doctor.engine_harness import EngineHarness, sample_batch, sample_moments, sample_weights
+from hlat.doctor.engine_harness import (
+    EngineHarness,
+    sample_batch,
+    sample_optimizer_state,
+    sample_weights,
+)
 from hlat.recovery.preflight_checks import format_first
 
 _NUM_UPDATES = 1
@@ -20,7 +25,7 @@ def check_skipping(harness: EngineHarness) -> Iterator[CheckResult]:
     tokens = sample_batch(config)
     weights[_NAME][tokens[0, 0], 0] = np.nan
     harness.set_optimizer_state(_NUM_UPDATES)
-    harness.load_tensors({"weights": weights, **sample_moments(config)})
+    harness.load_tensors({"weights": weights, **sample_optimizer_state(config)})
     before = harness.gather_state()
     metrics = harness.train_step(tokens, _LEARNING_RATE)
     after = harness.gather_state()

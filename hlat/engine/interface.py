@@ -236,7 +236,7 @@ class Engine(Protocol):
     def train_step(self, sequences: PackedSequences, learning_rate: float) -> DeviceMetrics:
         """Run one optimizer step over all micro batches without waiting for the device.
 
-        Non-finite gradients leave weights, moments and step counts bit-identical.
+        Non-finite gradients leave weights, optimizer state and step counts bit-identical.
 
         Args:
             sequences: Shard of this data-parallel rank, [global_batch_size / dp, sequence_length].

@@ -13,7 +13,6 @@ from hlat.engine import graph_extraction
 from hlat.model.canonical_views import iter_row_views
 from hlat.model.parameter_spec import ParameterSpec
 from hlat.model.weight_initialization import CHUNK_SIZE, compute_initial_values
-from hlat.optim.adamw import MOMENTS
 
 
 def iter_state_shards(
@@ -22,16 +21,17 @@ def iter_state_shards(
     specs: Mapping[str, ParameterSpec],
     is_main_replica: bool,
 ) -> Iterator[StateShard]:
-    """Yield the canonical shards of a parameter's weights, moments and number of updates.
+    """Yield the canonical shards of a parameter's weights, state and number of updates.
 
     Args:
-        state: Local tensors `weights` and, in training, moments and `step`, a scalar.
+        state: Local tensors `weights` and, in training, those of the optimizer and `step`, a
+            scalar.
         shard: Canonical rows and columns of the local tensors.
         specs: Parameter specs by canonical name.
         is_main_replica: True if this rank saves the shard's owned rows.
     """
     columns = () if shard.columns is None else (shard.columns,)
-    for key in ("weights", *MOMENTS) if "step" in state else ("weights",):
+    for key in (key for key in state if key != "step"):
         for rows, view, start in iter_row_views(shard.rows, state[key]):
             offset = (rows.start, *(first for first, _ in columns))
             size = (rows.num_rows, *(count for _, count in columns))

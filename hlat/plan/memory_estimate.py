@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 from hlat.config.engine import EngineBackend
 from hlat.config.parallelism import PipelineSchedule
-from hlat.config.precision import PrecisionConfig
 from hlat.config.run import Config
 from hlat.distributed.mesh_coordinates import ParallelDegrees, compute_parallel_degrees
 from hlat.model import decoder_spec
-from hlat.model.decoder_spec import count_parameters
+from hlat.model.decoder_spec import list_parameter_specs
+from hlat.optim.optimizer_spec import get_optimizer_spec
 from hlat.plan.hardware_efficiency import (
     PROCESS_MEMORY_GIB,
     RESERVED_MEMORY_GIB,
@@ -27,7 +27,11 @@ from hlat.plan.pipeline_stage_shards import (
     compute_hidden_bytes,
     count_micro_batch_tokens,
 )
-from hlat.precision.precision_bytes import compute_bytes_per_parameter, get_itemsize
+from hlat.precision.precision_bytes import (
+    compute_bytes_per_parameter,
+    compute_state_bytes,
+    get_itemsize,
+)
 
 _NXD_BUCKET_BYTES = 130 * 10**6
 """ALL_GATHER_REDUCE_SCATTER_BUCKET_CAP_MB of NxD 0.9, for gradients of its ZeRO-1 optimizer."""
@@ -42,7 +46,7 @@ class MemoryEstimate:
         gradients: Gradients of the backward pass, if separate from the accumulated ones.
         accumulation: Gradients accumulated over micro batches.
         master_weights: Master weights of the optimizer.
-        moments: Both Adam moments.
+        optimizer_state: Tensors of the optimizer, such as moments.
         activations: Activations saved for backward, of all micro batches in flight.
         logits: Logits of one chunk and the gradient of the head.
         working: Temporaries of a layer's backward pass, beyond `logits`.
@@ -56,7 +60,7 @@ class MemoryEstimate:
     gradients: float
     accumulation: float
     master_weights: float
-    moments: float
+    optimizer_state: float
     activations: float
     logits: float
     working: float
@@ -97,16 +101,16 @@ def get_device_memory_bytes(config: Config) -> float:
 
 
 def compute_checkpoint_bytes(config: Config) -> int:
-    """Return the bytes of one checkpoint: (master) weights and both moments.
+    """Return the bytes of one checkpoint: (master) weights and optimizer state.
 
     Headers, hashes and the data position, some hundred bytes per tensor, are not included.
     """
-    return count_parameters(config.model) * _compute_saved_bytes_per_parameter(config.precision)
-
-
-def _compute_saved_bytes_per_parameter(precision: PrecisionConfig) -> int:
-    updated = precision.master_weights or precision.weights
-    return get_itemsize(updated) + 2 * get_itemsize(precision.optimizer_state)
+    precision, optimizer = config.precision, get_optimizer_spec(config.optimizer.name)
+    weight_bytes = get_itemsize(precision.master_weights or precision.weights)
+    return sum(
+        spec.numel * (weight_bytes + compute_state_bytes(precision, optimizer, spec.role))
+        for spec in list_parameter_specs(config.model)
+    )
 
 
 @dataclass(frozen=True)
@@ -169,7 +173,8 @@ def _estimate_stage(
     stage: PipelineStageShard,
     activations: ActivationBytes,
 ) -> MemoryEstimate:
-    bytes_per_parameter = compute_bytes_per_parameter(config.precision)
+    optimizer = get_optimizer_spec(config.optimizer.name)
+    bytes_per_parameter = compute_bytes_per_parameter(config.precision, optimizer)
     zero = config.parallelism.zero if mesh.dp > 1 else 0
     numel, shard_numel = stage.numel, stage.numel / mesh.dp
     gathered_numel = float(numel)
@@ -183,20 +188,22 @@ def _estimate_stage(
     temporary = max(activations.temporary[layer] for layer, _ in stage.layers)
     gradient_numel = float(numel if _is_nxd(config) else stage.largest_numel)
     is_snapshot_on_device = config.hardware.memory_gib is None and config.checkpoint.asynchronous
-    saved_bytes = _compute_saved_bytes_per_parameter(config.precision)
+    state_bytes = stage.compute_state_bytes(config) / (mesh.dp if zero else 1)
+    master_bytes = bytes_per_parameter.master_weights
+    saved_bytes = updated_numel * (master_bytes or bytes_per_parameter.weights) + state_bytes
     return MemoryEstimate(
         weights=(gathered_numel + (shard_numel if has_sharded_copy else 0.0))
         * bytes_per_parameter.weights,
         gradients=gradient_numel * bytes_per_parameter.transient_gradients,
         accumulation=(shard_numel if zero > 1 else numel) * bytes_per_parameter.gradients,
-        master_weights=updated_numel * bytes_per_parameter.master_weights,
-        moments=updated_numel * bytes_per_parameter.moments,
+        master_weights=updated_numel * master_bytes,
+        optimizer_state=state_bytes,
         activations=count_micro_batches_in_flight(config, mesh, rank)
         * (saved + activations.shared),
         logits=logits,
         working=max(0.0, temporary - logits),
         collectives=_estimate_collective_buffer_bytes(config, mesh, stage, zero),
-        saving=updated_numel * saved_bytes if is_snapshot_on_device else 0.0,
+        saving=saved_bytes if is_snapshot_on_device else 0.0,
         process=PROCESS_MEMORY_GIB.get(config.hardware.name, 0.0) * 2**30,
         reserve=RESERVED_MEMORY_GIB.get(config.hardware.name, 0.0) * 2**30,
     )

@@ -11,9 +11,10 @@ from hlat.distributed.mesh_coordinates import ParallelDegrees
 from hlat.distributed.pipeline_stages import assign_layers_to_stages
 from hlat.model import decoder_spec
 from hlat.model.activation_spec import ExecutionSettings
-from hlat.model.parameter_spec import ModuleParameter, ShardingRule
+from hlat.model.parameter_spec import ModuleParameter, ParameterRole, ShardingRule
+from hlat.optim.optimizer_spec import get_optimizer_spec
 from hlat.plan.hardware_efficiency import get_kernel_set
-from hlat.precision.precision_bytes import get_itemsize
+from hlat.precision.precision_bytes import compute_state_bytes, get_itemsize
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class PipelineStageShard:
         layer_numel: Weights of a layer.
         num_regions: Tensor-parallel regions of a layer.
         non_layer_numel: Weights outside of layers.
+        numels_by_role: All weights by role of the parameter.
         largest_numel: Weights of the largest parameter.
         is_first: True for the stage with the input.
         is_last: True for the stage with the output.
@@ -34,6 +36,7 @@ class PipelineStageShard:
     layer_numel: int
     num_regions: int
     non_layer_numel: int
+    numels_by_role: tuple[tuple[ParameterRole, int], ...]
     largest_numel: int
     is_first: bool
     is_last: bool
@@ -48,16 +51,25 @@ class PipelineStageShard:
         """Total number of weights."""
         return self.num_layers * self.layer_numel + self.non_layer_numel
 
+    def compute_state_bytes(self, config: Config) -> int:
+        """Return the bytes of the optimizer's state of all weights."""
+        optimizer = get_optimizer_spec(config.optimizer.name)
+        return sum(
+            numel * compute_state_bytes(config.precision, optimizer, role)
+            for role, numel in self.numels_by_role
+        )
+
 
 def build_stage_shards(model: ModelConfig, mesh: ParallelDegrees) -> list[PipelineStageShard]:
     """Return the shard of each rank along the pipeline."""
     parameters = decoder_spec.list_layer_parameters(model)
     layer_numels = _count_local_elements(parameters, mesh)
-    non_layer: list[list[int]] = [[] for _ in range(mesh.pp)]
-    non_layer[0] += _count_local_elements(decoder_spec.list_input_parameters(model), mesh)
-    non_layer[-1] += _count_local_elements(decoder_spec.list_output_parameters(model), mesh)
+    non_layer: list[list[ModuleParameter]] = [[] for _ in range(mesh.pp)]
+    non_layer[0] += decoder_spec.list_input_parameters(model)
+    non_layer[-1] += decoder_spec.list_output_parameters(model)
     if mesh.pp > 1:
-        non_layer[-1] += _count_local_elements(decoder_spec.list_copied_parameters(model), mesh)
+        non_layer[-1] += decoder_spec.list_copied_parameters(model)
+    other_numels = [_count_local_elements(others, mesh) for others in non_layer]
     kinds = decoder_spec.group_layers(model)
     num_regions = sum(parameter.sharding is ShardingRule.row for parameter in parameters)
     return [
@@ -65,8 +77,11 @@ def build_stage_shards(model: ModelConfig, mesh: ParallelDegrees) -> list[Pipeli
             layers=tuple(Counter(kinds[layers.start : layers.stop]).items()),
             layer_numel=sum(layer_numels),
             num_regions=num_regions,
-            non_layer_numel=sum(non_layer[rank]),
-            largest_numel=max(*layer_numels, *non_layer[rank]),
+            non_layer_numel=sum(other_numels[rank]),
+            numels_by_role=_count_elements_by_role(
+                [*parameters * len(layers), *non_layer[rank]], mesh
+            ),
+            largest_numel=max(*layer_numels, *other_numels[rank]),
             is_first=rank == 0,
             is_last=rank == mesh.pp - 1,
         )
@@ -115,3 +130,13 @@ def _count_local_elements(
         sum(spec.compute_local_numel(mesh.tp) for spec in parameter.specs)
         for parameter in parameters
     ]
+
+
+def _count_elements_by_role(
+    parameters: Iterable[ModuleParameter], mesh: ParallelDegrees
+) -> tuple[tuple[ParameterRole, int], ...]:
+    """Return the number of elements of a rank's shards by role."""
+    counts = Counter[ParameterRole]()
+    for spec in (spec for parameter in parameters for spec in parameter.specs):
+        counts[spec.role] += spec.compute_local_numel(mesh.tp)
+    return tuple(counts.items())

@@ -21,7 +21,7 @@ MEMORY_LABELS = {
     "gradients": "gradients",
     "accumulation": "accumulation",
     "master_weights": "master weights",
-    "moments": "moments",
+    "optimizer_state": "moments",
     "activations": "activations",
     "logits": "logits",
     "working": "layer workspace",

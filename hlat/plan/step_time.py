@@ -20,6 +20,7 @@ from hlat.config.parallelism import ActivationCheckpointing, PipelineSchedule
 from hlat.config.run import Config
 from hlat.distributed.mesh_coordinates import ParallelDegrees, compute_parallel_degrees
 from hlat.model import decoder_spec
+from hlat.optim.optimizer_spec import get_optimizer_spec
 from hlat.plan.hardware_efficiency import EFFICIENCIES, HardwareEfficiency, get_planned_engine
 from hlat.plan.pipeline_stage_shards import (
     PipelineStageShard,
@@ -157,7 +158,7 @@ def compute_step_time(config: Config, speed: AchievedSpeed) -> StepTime:
         sends=num_micro_batches * sends,
         bubble=(sum(slots) - slots[slowest]) * bubble,
         reduction=reduction - hidden,
-        optimizer=compute_optimizer_bytes(config, mesh, largest.numel) / speed.memory,
+        optimizer=compute_optimizer_bytes(config, mesh, largest) / speed.memory,
         hidden=hidden,
     )
 
@@ -242,17 +243,21 @@ def compute_data_parallel_bytes(
     return sent * (mesh.dp - 1) / mesh.dp
 
 
-def compute_optimizer_bytes(config: Config, mesh: ParallelDegrees, numel: int) -> float:
+def compute_optimizer_bytes(
+    config: Config, mesh: ParallelDegrees, stage: PipelineStageShard
+) -> float:
     """Return the bytes that a rank's optimizer update reads and writes.
 
-    The update reads the gradients, reads and writes both moments and the (master) weights, and with
+    The update reads the gradients, reads and writes its state and the (master) weights, and with
     master weights also writes the weights.
     """
-    cost = compute_bytes_per_parameter(config.precision)
+    optimizer = get_optimizer_spec(config.optimizer.name)
+    cost = compute_bytes_per_parameter(config.precision, optimizer)
     updated = cost.master_weights or cost.weights
     copied = cost.weights if cost.master_weights else 0
-    updated_numel = numel / mesh.dp if config.parallelism.zero else numel
-    return updated_numel * (cost.gradients + 2 * updated + 2 * cost.moments + copied)
+    num_bytes = stage.numel * (cost.gradients + 2 * updated + copied)
+    num_bytes += 2 * stage.compute_state_bytes(config)
+    return num_bytes / mesh.dp if config.parallelism.zero else num_bytes
 
 
 def count_rings_per_node(config: Config, mesh: ParallelDegrees) -> int:

@@ -6,6 +6,8 @@ Terms are separate because parallelism divides each of them differently.
 from dataclasses import dataclass
 
 from hlat.config.precision import Dtype, PrecisionConfig
+from hlat.model.parameter_spec import ParameterRole
+from hlat.optim.optimizer_spec import OptimizerSpec
 
 _ITEMSIZES = {Dtype.fp32: 4, Dtype.bf16: 2}
 
@@ -20,19 +22,19 @@ class BytesPerParameter:
         transient_gradients: Gradient of one backward pass if its dtype differs from the
             accumulation dtype, alive until it is accumulated.
         master_weights: Copy that the optimizer updates.
-        moments: Both Adam moments.
+        optimizer_state: Tensors of the optimizer, such as moments.
     """
 
     weights: int
     gradients: int
     transient_gradients: int
     master_weights: int
-    moments: int
+    optimizer_state: int
 
     @property
     def optimizer(self) -> int:
         """Sum of what ZeRO stage 1 shards over data-parallel ranks."""
-        return self.master_weights + self.moments
+        return self.master_weights + self.optimizer_state
 
     @property
     def total(self) -> int:
@@ -45,8 +47,12 @@ def get_itemsize(dtype: Dtype) -> int:
     return _ITEMSIZES[dtype]
 
 
-def compute_bytes_per_parameter(precision: PrecisionConfig) -> BytesPerParameter:
-    """Return the bytes of a recipe: HLAT-7B's bf16_sr 2+2+0+4, HLAT-70B's mixed 2+4+4+8."""
+def compute_bytes_per_parameter(
+    precision: PrecisionConfig,
+    optimizer: OptimizerSpec,
+    role: ParameterRole = ParameterRole.matrix,
+) -> BytesPerParameter:
+    """Return the bytes of a recipe: with AdamW, bf16_sr 2+2+0+4 and mixed 2+4+4+8."""
     master = precision.master_weights
     accumulates_in_place = precision.gradients is precision.accumulation
     return BytesPerParameter(
@@ -54,5 +60,13 @@ def compute_bytes_per_parameter(precision: PrecisionConfig) -> BytesPerParameter
         gradients=get_itemsize(precision.accumulation),
         transient_gradients=0 if accumulates_in_place else get_itemsize(precision.gradients),
         master_weights=0 if master is None else get_itemsize(master),
-        moments=2 * get_itemsize(precision.optimizer_state),
+        optimizer_state=compute_state_bytes(precision, optimizer, role),
     )
+
+
+def compute_state_bytes(
+    precision: PrecisionConfig, optimizer: OptimizerSpec, role: ParameterRole
+) -> int:
+    """Return the bytes of an optimizer's state per element of a parameter."""
+    tensors = optimizer.list_state_tensors(role)
+    return sum(get_itemsize(tensor.get_dtype(precision)) for tensor in tensors)

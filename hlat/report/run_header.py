@@ -44,7 +44,7 @@ def _list_facts(config: Config) -> list[tuple[str, str]]:
         ("Learning rate", format_short(optimizer.lr)),
         ("Schedule", config.schedule.name),
         ("Batch", f"{sequences} = {format_count(batch.tokens_per_step)} tokens"),
-        ("Optimizer", optimizer.name.value),
+        ("Optimizer", optimizer.name),
         ("Precision", config.precision.name),
         ("Hardware", f"{nodes}{hardware.name}"),
         ("Seed", str(config.run.seed)),

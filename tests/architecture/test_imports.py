@@ -58,8 +58,8 @@ FENCES = {
     "tqdm": {"data", "prepare", "storage", "tracking", "evaluate"},
 }
 SPECS = re.compile(r".*_spec|model\.families(\..*)?|model\.computation_settings")
-"""Modules of `model` without torch, which configuration and planner use. They have the layer of
-`config` and count as part of it (ADR 0041)."""
+"""Modules of `model` and `optim` without torch, which configuration and planner use. They have the
+layer of `config` and count as part of it (ADR 0041)."""
 PURE = {name for name, layer in LAYERS.items() if layer < 2} - {"storage"}
 
 

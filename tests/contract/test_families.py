@@ -19,8 +19,10 @@ from hlat.model.decoder_spec import list_parameter_specs
 from hlat.model.families import FAMILY_NAMES
 from hlat.model.kv_cache import KVCache, LayerKVCache
 from hlat.model.loss import IGNORE_INDEX, build_next_token_targets, linear_cross_entropy
+from hlat.model.parameter_spec import ParameterRole
 from hlat.model.token_sampling import select_argmax_tokens
-from hlat.optim.adamw import build_adamw
+from hlat.optim.adamw import ADAMW
+from hlat.optim.optimizer_factory import build_optimizer, build_param_groups
 from tests.support.model_families import (
     DESK_MODELS,
     MAX_LENGTH,
@@ -162,7 +164,8 @@ def test_logits_loss_gradients_and_update(family: str, data: st.DataObject) -> N
 def step_optimizers(decoder: Decoder, peer: torch.nn.Module) -> None:
     """Take one step of AdamW with an epsilon that limits the effect of tiny gradients."""
     config = OptimizerConfig(lr=1e-2, weight_decay=0.1, decay_norms=True, eps=1e-2)
-    build_adamw(config, decoder.parameters()).step()
+    params = ((param, ParameterRole.matrix) for param in decoder.parameters())
+    build_optimizer(ADAMW, build_param_groups(config, params), config.lr).step()
     betas = (config.beta1, config.beta2)
     torch.optim.AdamW(peer.parameters(), lr=1e-2, betas=betas, eps=1e-2, weight_decay=0.1).step()
 

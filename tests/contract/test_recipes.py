@@ -12,6 +12,7 @@ from hlat.config.resolve import resolve_config
 from hlat.data.packed_sequences import PackedSequences
 from hlat.engine.engine_factory import create_engine
 from hlat.model.decoder_spec import count_parameters
+from hlat.optim.adamw_spec import AdamWSpec
 from hlat.precision import stochastic_rounding
 from hlat.precision.precision_bytes import compute_bytes_per_parameter
 from hlat.precision.torch_dtypes import TORCH_DTYPES
@@ -148,14 +149,17 @@ def test_persistent_memory_equals_the_recipe(config, batches, monkeypatch):
 
     monkeypatch.setattr(type(engine.params), "collect_gradients", measured)
     train(engine, batches[:1])
-    cost, count = compute_bytes_per_parameter(config.precision), count_parameters(config.model)
+    cost, count = (
+        compute_bytes_per_parameter(config.precision, AdamWSpec()),
+        count_parameters(config.model),
+    )
     weights = sum(weight.nbytes for weight in engine.model_parts[0].parameters())
     assert weights == count * cost.weights
     assert sizes == [count * cost.gradients]
     masters = sum(tensor.nbytes for tensor in engine.params.optimizer_params.values())
     assert cost.master_weights in (0, masters / count)
     moments = [tensor.nbytes for name, tensor in state(engine).items() if name.startswith("exp_")]
-    assert sum(moments) == count * cost.moments
+    assert sum(moments) == count * cost.optimizer_state
     assert all(weight.grad is None for weight in engine.model_parts[0].parameters())
 
 

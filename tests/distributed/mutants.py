@@ -41,7 +41,9 @@ from hlat.model import attention, autograd_functions, decoder, linear, weight_in
 from hlat.model.attention_kernels import KeyRange
 from hlat.model.loss import IGNORE_INDEX
 from hlat.model.parameter_spec import ParameterRole
-from hlat.optim import adamw, lr_schedule
+from hlat.optim import lr_schedule, optimizer_factory
+from hlat.optim.gradient_norm import compute_global_norm
+from hlat.optim.update_rule import init_state
 from hlat.precision import random_bits, stochastic_rounding
 from tests.distributed import component_mutants, training_mutants
 from tests.distributed.layout_overrides import DP, KV, MICRO, PP, SP, TP
@@ -251,9 +253,6 @@ class _AdamW(torch.optim.AdamW):
 
     def _one(self, weight: Any, gradient: Any, group: Any) -> None:
         state, mistake = self.state[weight], self.mistake
-        if not state:
-            state["step"] = torch.zeros(())
-            state |= {key: torch.zeros_like(weight) for key in ("exp_avg", "exp_avg_sq")}
         rate, (beta1, beta2), eps = group["lr"], group["betas"], group["eps"]
         decay = 0.0 if mistake == "no decay" else group["weight_decay"]
         if mistake == "decays gradients":
@@ -273,13 +272,12 @@ class _AdamW(torch.optim.AdamW):
 
 
 def _adamw(mistake: str) -> Plant:
-    def build(settings, tensors):
-        made = type("Made", (_AdamW,), {"mistake": mistake})
-        return made(
-            adamw.build_param_groups(settings, tensors), **adamw.build_adamw_kwargs(settings)
-        )
+    def build(rule, param_groups, lr):
+        optimizer = type("Made", (_AdamW,), {"mistake": mistake})(param_groups, lr)
+        init_state(optimizer)
+        return optimizer
 
-    return patched(adamw, build_adamw=build)
+    return patched(optimizer_factory, build_optimizer=build)
 
 
 def _ignores_the_rate(right: Any) -> Any:
@@ -327,7 +325,7 @@ def _one_is_not_reduced(parameter: str = "layers.1.mlp.down_proj.weight") -> Ite
 
 def _local_norm(right: Any) -> Any:
     def over_ranks(self, loss, tensors):
-        return right(self, loss, tensors)[0], adamw.compute_global_norm(tensors)
+        return right(self, loss, tensors)[0], compute_global_norm(tensors)
 
     return over_ranks
 

@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -28,6 +29,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hlat.config.compose import register_configs
+from hlat.config.optimizer import OptimizerConfig
 from hlat.config.package_dirs import find_package_dir
 from hlat.config.resolve import resolve_config
 from hlat.config.run import Config
@@ -36,6 +38,9 @@ from hlat.distributed.mesh_axis import MeshAxis
 from hlat.engine.native.native_engine import NativeEngine
 from hlat.engine.native.pipeline_parallel import DeviceBatch, LossFn, PipelineRunner
 from hlat.model.decoder import Decoder
+from hlat.optim import optimizer_factory
+from hlat.optim.adamw import ADAMW
+from hlat.optim.update_rule import UpdateRule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,12 +118,18 @@ def _simulate_rank(config: Config, rank: int) -> Iterator[None]:
             mock.patch("hlat.engine.native.native_engine.init_weights"),
             mock.patch("hlat.engine.native.native_engine.PipelineRunner", OneStageRunner),
             # The check updates one element and reads it; fake tensors have no values
-            mock.patch("hlat.optim.adamw.has_fused_adamw", return_value=True),
+            mock.patch.object(optimizer_factory, "get_update_rule", _build_fused_rule),
             FakeTensorMode(),
         ):
             yield
     finally:
         dist.destroy_process_group()
+
+
+def _build_fused_rule(settings: OptimizerConfig) -> UpdateRule:
+    """Return the rule of AdamW without the check of its kernel."""
+    assert ADAMW.fused is not None
+    return replace(ADAMW, fused=replace(ADAMW.fused, is_available=lambda device, dtype: True))
 
 
 class OneStageRunner(PipelineRunner):

@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_iter, tree_map
 from hlat.config.run import Config
 from hlat.engine import device_checks
 from hlat.engine.native.native_engine import NativeEngine
-from hlat.optim import adamw
+from hlat.optim import optimizer_factory
 from hlat.recovery import preflight
 from tests.distributed import checks
 
@@ -300,13 +300,13 @@ def measure_step(config: Config) -> StepUsage:
     gc.collect()
     USAGE.reset()
     usage = StepUsage(USAGE.live, 0, 0, {})
-    update = adamw.step_optimizer
+    update = optimizer_factory.step_optimizer
 
     def record(*args: Any) -> None:
         usage.at_update, usage.peak = USAGE.live, USAGE.peak
         update(*args)
 
-    with mock.patch.object(adamw, "step_optimizer", record):
+    with mock.patch.object(optimizer_factory, "step_optimizer", record):
         engine.train_step(batch, checks.RATE)
     usage.sent = dict(USAGE.sent)
     engine.close()

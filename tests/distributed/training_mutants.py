@@ -25,7 +25,8 @@ from hlat.model import attention, decoder
 from hlat.model.decoder import Decoder
 from hlat.model.loss import IGNORE_INDEX
 from hlat.model.norm import RMSNorm
-from hlat.optim import adamw, lr_schedule
+from hlat.optim import lr_schedule, optimizer_factory
+from hlat.optim.adamw_spec import AdamWSpec
 from hlat.precision import random_bits
 from hlat.precision.random_bits import RandomBitsGenerator
 from hlat.precision.stochastic_rounding import StochasticRounder
@@ -52,16 +53,16 @@ def _to_the_end_of_the_run(right: Any) -> Any:
 
 def _adamw_settings(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Plant:
     def make(right: Any) -> Any:
-        return lambda optimizer: (kwargs := right(optimizer)) | change(kwargs)
+        return lambda *settings: (hyperparameters := right(*settings)) | change(hyperparameters)
 
-    return around(adamw, "build_adamw_kwargs", make)
+    return around(AdamWSpec, "build_hyperparameters", make)
 
 
 def _decay(all_norms: bool) -> Plant:
     def make(right: Any) -> Any:
-        return lambda optimizer, tensors: right(replace(optimizer, decay_norms=all_norms), tensors)
+        return lambda optimizer, params: right(replace(optimizer, decay_norms=all_norms), params)
 
-    return around(adamw, "build_param_groups", make)
+    return around(optimizer_factory, "build_param_groups", make)
 
 
 def _by_largest_element(parameters: Any, max_norm: float, total_norm: Tensor) -> None:

@@ -44,7 +44,7 @@ from hlat.engine.state_shards import init_weights, iter_state_shards
 from hlat.model.decoder import Decoder
 from hlat.model.decoder_spec import list_parameter_specs
 from hlat.model.loss import IGNORE_INDEX, build_next_token_targets, linear_cross_entropy
-from hlat.optim import adamw
+from hlat.optim.gradient_norm import compute_global_norm
 from hlat.precision.torch_dtypes import TORCH_DTYPES
 
 
@@ -180,7 +180,7 @@ class NativeEngine:
         return read_peak_memory(self._device)
 
     def state_shards(self) -> Iterator[StateShard]:
-        """Yield weights, moments and step counts of the rows that this rank updates.
+        """Yield weights, optimizer state and step counts of the rows that this rank updates.
 
         With master weights, the weights are the master weights. An engine without training yields
         weights only.
@@ -281,9 +281,9 @@ class NativeEngine:
     def _all_reduce_metrics(self, loss: Tensor, tensors: list[Tensor]) -> tuple[Tensor, Tensor]:
         """Return the sum of the loss and the norm of sharded tensors over ranks."""
         if self._mesh.world_size == 1:
-            return loss, adamw.compute_global_norm(tensors)
+            return loss, compute_global_norm(tensors)
         zero = torch.zeros_like(loss)
-        squared_norm = adamw.compute_global_norm(tensors).square() if tensors else zero
+        squared_norm = compute_global_norm(tensors).square() if tensors else zero
         both = torch.stack([loss if self._mesh.tp.rank == 0 else zero, squared_norm])
         self._mesh.all_reduce(both)
         return both[0], both[1].sqrt()

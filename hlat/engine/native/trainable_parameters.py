@@ -13,8 +13,8 @@ from hlat.engine.native.gradient_accumulation import AutogradAccumulator, Gradie
 from hlat.engine.native.gradient_reduction import GradientReducer
 from hlat.engine.native.sharded_parameters import LocalParameter, ShardedParameters
 from hlat.engine.native.step_rounding import NearestRounding, StochasticRounding
-from hlat.optim import adamw
-from hlat.optim.chunked_adamw import ChunkedAdamW
+from hlat.optim import optimizer_factory
+from hlat.optim.low_precision_optimizer import LowPrecisionOptimizer
 from hlat.precision.torch_dtypes import TORCH_DTYPES
 
 
@@ -51,14 +51,13 @@ class TrainableParameters(ShardedParameters):
         self.optimizer_params = self.updated_params | self._master_weights
         self._gradients = self._build_gradient_source(config, mesh)
         self._optimizer = self._build_optimizer(config)
-        self._init_moments()
 
     def close(self) -> None:
         """Remove the hooks from the parameters."""
         self._gradients.close()
 
     def get_state(self, name: str) -> dict[str, Tensor]:
-        """Return weights or master weights, both moments and `step`, the number of updates."""
+        """Return (master) weights, optimizer state and `step`, the number of updates."""
         param = self.optimizer_params[name]
         return {"weights": param, **self._optimizer.state[param]}
 
@@ -74,10 +73,10 @@ class TrainableParameters(ShardedParameters):
     def step(self, learning_rate: float, skip: Tensor) -> None:
         """Update the parameters and clear the gradients.
 
-        If the bool scalar `skip` is true, weights, moments and step counts stay bit-identical.
+        If the bool scalar `skip` is true, weights, state and step counts stay bit-identical.
         """
-        adamw.set_lr(self._optimizer, learning_rate)
-        adamw.step_optimizer(self._optimizer, skip)
+        optimizer_factory.set_lr(self._optimizer, learning_rate)
+        optimizer_factory.step_optimizer(self._optimizer, skip)
         self._optimizer.zero_grad(set_to_none=True)
         self.sync_model_params()
 
@@ -123,27 +122,21 @@ class TrainableParameters(ShardedParameters):
     def _build_optimizer(self, config: Config) -> torch.optim.Optimizer:
         precision, params, rounding = self._precision, self.optimizer_params, self._rounding
         one_dtype = precision.accumulation is (precision.master_weights or precision.weights)
+        rule, lr = optimizer_factory.get_update_rule(config.optimizer), config.optimizer.lr
+        groups = optimizer_factory.build_param_groups(
+            config.optimizer, ((param, self.shards[name].role) for name, param in params.items())
+        )
         if one_dtype and (self._master_weights or not isinstance(rounding, StochasticRounding)):
-            return adamw.build_adamw(config.optimizer, params.values())
+            return optimizer_factory.build_optimizer(rule, groups, lr)
         for param in params.values():
             param.grad_dtype = TORCH_DTYPES[precision.accumulation]
         names = {param: name for name, param in params.items()}
-        return ChunkedAdamW(
-            adamw.build_param_groups(config.optimizer, params.values()),
+        return LowPrecisionOptimizer(
+            groups,
+            rule,
+            lr,
             (lambda param: rounding.get_update_bits(names[param]))
             if isinstance(rounding, StochasticRounding)
             else None,
             self._compile_backend,
-            **adamw.build_adamw_kwargs(config.optimizer),
         )
-
-    def _init_moments(self) -> None:
-        """Create the optimizer's state by an update with zero gradients and zero rate."""
-        dtype = TORCH_DTYPES[self._precision.accumulation]
-        for param in self.optimizer_params.values():
-            param.grad = torch.zeros_like(param, dtype=dtype)
-        adamw.set_lr(self._optimizer, 0.0)
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
-        for state in self._optimizer.state.values():
-            state["step"].zero_()

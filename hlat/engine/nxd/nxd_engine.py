@@ -33,12 +33,12 @@ from hlat.engine.nxd.nxd_layers import (
 )
 from hlat.engine.nxd.nxd_parameters import NxdParameters, compute_param_shards
 from hlat.engine.nxd.nxd_process_groups import build_device_axes, build_host_axes
-from hlat.engine.nxd.xla_adamw import XlaAdamW
 from hlat.engine.nxd.xla_dtypes import get_xla_dtypes
+from hlat.engine.nxd.xla_optimizer import XlaOptimizer
 from hlat.engine.state_shards import init_weights, iter_state_shards
 from hlat.model.decoder_spec import list_parameter_specs
 from hlat.model.loss import IGNORE_INDEX, build_next_token_targets
-from hlat.optim import adamw
+from hlat.optim.optimizer_factory import build_param_groups, get_update_rule
 from hlat.precision.torch_dtypes import TORCH_DTYPES
 
 _CLIP_EPSILON = 1e-6
@@ -93,7 +93,7 @@ class NxdEngine:
         """Run one optimizer step over all micro batches without waiting for the device."""
         self._sync_from_host()
         loss = self._forward_backward(sequences)
-        self.params.adamw.set_lr(learning_rate)
+        self.params.base_optimizer.set_lr(learning_rate)
         self.params.optimizer.step()
         self.params.optimizer.zero_grad(set_to_none=True)
         if self._broadcasts_replicas:
@@ -169,7 +169,7 @@ class NxdEngine:
         return None
 
     def state_shards(self) -> Iterator[StateShard]:
-        """Yield weights, moments and step counts of the rows that this rank updates.
+        """Yield weights, optimizer state and step counts of the rows that this rank updates.
 
         Chunks are in host memory; changed ones are copied to the device before the next step.
         """
@@ -253,13 +253,9 @@ class NxdEngine:
         """
         precision = self.config.precision
         weights = TORCH_DTYPES[precision.master_weights or precision.weights]
-        moments = TORCH_DTYPES[precision.optimizer_state]
-        dtypes = {
-            "weights": weights,
-            **dict.fromkeys(adamw.MOMENTS, moments),
-            "step": torch.float32,
-        }
         state = self.params.get_state(name)
+        dtypes = dict.fromkeys(state, TORCH_DTYPES[precision.optimizer_state])
+        dtypes |= {"weights": weights, "step": torch.float32}
         if self._has_initial_state:
             return {key: torch.zeros(state[key].shape, dtype=dtypes[key]) for key in state}
         return {key: state[key].to("cpu", copy=True).to(dtypes[key]) for key in state}
@@ -326,16 +322,20 @@ class NxdEngine:
         }
         config, zero = self.config, self.config.parallelism.zero > 0
         fp32, state_dtype = self._dtypes[Dtype.fp32], self._dtypes[config.precision.optimizer_state]
+        shards = compute_param_shards(config, named_params)
         nxd_optimizer = nxd.initialize_parallel_optimizer(
             self._parallel_config,
-            XlaAdamW,
-            adamw.build_param_groups(config.optimizer, named_params.values()),
-            **adamw.build_adamw_kwargs(config.optimizer),
+            XlaOptimizer,
+            build_param_groups(
+                config.optimizer,
+                ((param, shards[name][0].role) for name, param in named_params.items()),
+            ),
+            rule=get_update_rule(config.optimizer),
+            lr=config.optimizer.lr,
             dtype=fp32,
             clip_and_check=self._clip_gradients,
             **({"optimizer_dtype": state_dtype} if zero else {}),
         )
-        shards = compute_param_shards(config, named_params)
         return NxdParameters(named_params, shards, nxd_optimizer, zero, fp32)
 
     def _clip_gradients(self, param_groups: list[dict[str, Any]]) -> Tensor:

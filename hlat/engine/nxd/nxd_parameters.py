@@ -16,6 +16,7 @@ from torch import Tensor
 from hlat.config.config_errors import ConfigError
 from hlat.config.run import Config
 from hlat.distributed.parameter_shards import ParameterShard, compute_shard, count_kv_replicas
+from hlat.engine.nxd.xla_optimizer import XlaOptimizer
 from hlat.model.decoder_spec import list_module_parameters
 
 _QKV_PARTS = {"weight_q": 0, "weight_k": 1, "weight_v": 2}
@@ -84,7 +85,7 @@ def _has_adjacent_kv_ranks() -> bool:
 class NxdParameters:
     """Parameters by name with NxD's optimizer, in its order, and their norms in a dtype.
 
-    NxD's optimizer is around XlaAdamW, with ZeRO-1 around torch_xla's in between.
+    NxD's optimizer is around XlaOptimizer, with ZeRO-1 around torch_xla's in between.
     """
 
     def __init__(
@@ -96,9 +97,11 @@ class NxdParameters:
         dtype: torch.dtype,
     ) -> None:
         self.optimizer = nxd_optimizer
-        self.adamw = nxd_optimizer.optimizer.base_optimizer if zero else nxd_optimizer.optimizer
+        inner = nxd_optimizer.optimizer
+        self.base_optimizer: XlaOptimizer = inner.base_optimizer if zero else inner
         params = [p for group in nxd_optimizer.param_groups for p in group["params"]]
-        optimizer_params = [p for group in self.adamw.param_groups for p in group["params"]]
+        groups = self.base_optimizer.param_groups
+        optimizer_params = [p for group in groups for p in group["params"]]
         names = {id(param): name for name, param in named_params.items()}
         dp_rank = parallel_state.get_data_parallel_rank() if zero else 0
         self.local_params = {}
@@ -138,13 +141,13 @@ class NxdParameters:
         return square.sqrt()
 
     def get_state(self, name: str) -> dict[str, Tensor]:
-        """Return weights, both moments and step of a parameter by key."""
+        """Return weights, optimizer state and step of a parameter by key."""
         updated = self.local_params[name].optimizer_param
-        return {"weights": updated.detach(), **self.adamw.state[updated]}
+        return {"weights": updated.detach(), **self.base_optimizer.state[updated]}
 
     @torch.no_grad()
     def broadcast_replicas(self) -> None:
-        """Copy weights and moments of the first tensor-parallel rank to all replicas.
+        """Copy weights and state of the first tensor-parallel rank to all replicas.
 
         Hardware stochastic rounding differs between replicas. All ranks all-reduce the first
         replica and zeros, so that all have the same graph.

@@ -9,8 +9,10 @@ from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
+from hlat.config.components import list_components
 from hlat.config.conditions import are_met, resolve_references
 from hlat.config.untrusted_files import load_untrusted_yaml
+from hlat.optim.optimizer_spec import OptimizerSpec
 from hlat.plan.nxdt.nxdt_config import NxdtConfig
 
 _FP32_OPERATORS = ["norm", "softmax", "logits", "loss"]
@@ -138,13 +140,16 @@ def _translate_betas(config: NxdtConfig, value: Any) -> KeyTranslation:
 
 
 def _translate_optimizer(config: NxdtConfig, value: Any) -> KeyTranslation:
-    """Translate AdamW; the moments of adamw_fp32OptState are fp32 for weights of any dtype."""
-    if value not in ("adamw", "adamw_fp32OptState"):
-        return mark_unsupported("hlat supports only AdamW")
+    """Translate the name; the state of ..._fp32OptState is fp32 for weights of any dtype."""
+    specs: dict[str, OptimizerSpec] = {one.kind: one.spec for one in list_components("optimizer")}
+    name = next((name for name, spec in specs.items() if value in spec.nxdt_names), None)
+    if name is None:
+        titles = ", ".join(spec.title for spec in specs.values())
+        return mark_unsupported(f"hlat supports only {titles}")
     is_bf16 = build_precision_recipe(config).get("precision") == "bf16"
     note = "fp32 moments of bf16 weights; hlat stores both in the same dtype"
-    is_mixed = value == "adamw_fp32OptState" and is_bf16
-    return map_to({"optimizer.name": "adamw"}, note if is_mixed else "")
+    is_mixed = str(value).endswith("_fp32OptState") and is_bf16
+    return map_to({"optimizer.name": name}, note if is_mixed else "")
 
 
 def _translate_lr_schedule(config: NxdtConfig, value: Any) -> KeyTranslation:

@@ -135,7 +135,7 @@ def train_with_dtypes(config: Config, steps: int) -> tuple[list[tuple[float, ...
     class DtypeRecorder(NxdEngine):
         def _clip_gradients(self, groups: list[dict[str, Any]]) -> Tensor:
             for weight in self.params.local_params.values():
-                exp_avg = self.params.adamw.state[weight.optimizer_param]["exp_avg"]
+                exp_avg = self.params.base_optimizer.state[weight.optimizer_param]["exp_avg"]
                 tensors = (
                     weight.param,
                     weight.optimizer_param,

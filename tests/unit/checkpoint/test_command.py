@@ -18,7 +18,8 @@ from hlat.config.run_identity import flatten_model
 from hlat.data import data_fingerprint
 from hlat.distributed.state_shard import StateShard
 from hlat.model.decoder_spec import list_parameter_specs
-from hlat.optim.adamw import MOMENTS
+from hlat.optim.adamw_spec import AdamWSpec
+from hlat.optim.optimizer_spec import list_state_names
 from hlat.tracking import run_directory
 from tests.support.newest_checkpoint import find_newest_valid
 from tests.support.sealed_checkpoint import seal_checkpoint
@@ -43,7 +44,7 @@ def save(
     changes: dict[str, Any] | None = None,
 ) -> Path:
     """Save a checkpoint of a tiny model, without some tensors, and with changes of its state."""
-    kinds = ("weights",) if weights_only else ("weights", "updates", *MOMENTS)
+    kinds = ("weights",) if weights_only else ("weights", "updates", *list_state_names(AdamWSpec()))
     shards = []
     for kind in kinds:
         for spec in list_parameter_specs(MODEL):

@@ -1,4 +1,4 @@
-"""AdamW and norm compared with PyTorch and with the update in float64."""
+"""AdamW compared with PyTorch and with the update in float64, and construction of optimizers."""
 
 import dataclasses
 from typing import Any
@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 from hlat.config.optimizer import OptimizerConfig
-from hlat.optim.adamw import (
-    build_adamw,
+from hlat.model.parameter_spec import ParameterRole
+from hlat.optim.adamw import ADAMW, has_fused_adamw
+from hlat.optim.capturable_optimizer import CapturableOptimizer
+from hlat.optim.optimizer_factory import (
+    build_optimizer,
     build_param_groups,
-    compute_global_norm,
-    has_fused_adamw,
     set_lr,
     step_optimizer,
 )
-from hlat.optim.tensor_adamw import TensorAdamW
 
 SHAPES = [(7,), (33, 5), (4, 3, 2)]
 SETTINGS = OptimizerConfig(lr=3e-3, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1)
@@ -25,6 +25,16 @@ SETTINGS = OptimizerConfig(lr=3e-3, beta1=0.9, beta2=0.95, eps=1e-8, weight_deca
 def tensors(seed: int, dtype: torch.dtype = torch.float32, scale: float = 1.0) -> list[Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return [(scale * torch.randn(shape, generator=generator)).to(dtype) for shape in SHAPES]
+
+
+def build_groups(settings: OptimizerConfig, params: list[Tensor]) -> list[dict[str, Any]]:
+    """Return parameter groups with vectors as norms."""
+    roles = [ParameterRole.norm if p.dim() == 1 else ParameterRole.matrix for p in params]
+    return build_param_groups(settings, zip(params, roles, strict=True))
+
+
+def build_adamw(settings: OptimizerConfig, params: list[Tensor]) -> torch.optim.Optimizer:
+    return build_optimizer(ADAMW, build_groups(settings, params), settings.lr)
 
 
 def update_in_float64(
@@ -97,11 +107,14 @@ def test_decay_of_norms_equals_torch_with_two_groups(decay_norms: bool) -> None:
 def test_a_model_without_norms_or_without_matrices_has_one_group() -> None:
     apart = dataclasses.replace(SETTINGS, decay_norms=False)
     vector, matrix = torch.ones(3), torch.ones(3, 3)
-    assert [group["weight_decay"] for group in build_param_groups(apart, [vector])] == [0.0]
-    assert [group["weight_decay"] for group in build_param_groups(apart, [matrix])] == [0.1]
-    assert [group["weight_decay"] for group in build_param_groups(SETTINGS, [vector, matrix])] == [
-        0.1
-    ]
+    for settings, params, expected in (
+        (apart, [vector], [0.0]),
+        (apart, [matrix], [0.1]),
+        (apart, [vector, matrix, vector], [0.0, 0.1]),
+        (SETTINGS, [vector, matrix], [0.1]),
+    ):
+        groups = build_groups(settings, params)
+        assert [group["weight_decay"] for group in groups] == expected
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -125,9 +138,9 @@ def test_fused_where_the_device_has_the_kernel(monkeypatch, dtype: torch.dtype) 
 
     with monkeypatch.context() as patch:
         remove_kernel(patch)
-        assert isinstance(build_adamw(SETTINGS, weights), TensorAdamW)
+        assert isinstance(build_adamw(SETTINGS, weights), CapturableOptimizer)
     monkeypatch.setattr(torch, "_fused_adamw_", lambda *_, **__: None)  # computes nothing
-    assert isinstance(build_adamw(SETTINGS, weights), TensorAdamW)
+    assert isinstance(build_adamw(SETTINGS, weights), CapturableOptimizer)
 
 
 def test_skipped_step_changes_nothing_without_the_kernel(monkeypatch) -> None:
@@ -143,12 +156,16 @@ def test_skipped_step_changes_nothing_without_the_kernel(monkeypatch) -> None:
     assert int(optimizer.state[weight]["step"]) == 1
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_norm_is_accumulated_in_fp32(dtype: torch.dtype) -> None:
-    generator = torch.Generator().manual_seed(0)
-    large = [torch.randn((4096, 1100), generator=generator).to(dtype) for _ in range(3)]
-    found = compute_global_norm(iter(large))
-    expected = sum(float(t.double().square().sum()) for t in large) ** 0.5
-    assert found.dtype == torch.float32
-    assert found.shape == ()
-    assert float(found) == pytest.approx(expected, rel=1e-6)
+@pytest.mark.parametrize("fused", [True, False])
+def test_lr_factor_scales_the_rate_of_a_group(fused: bool) -> None:
+    rule = ADAMW if fused else dataclasses.replace(ADAMW, fused=None)
+    weights = [torch.nn.Parameter(torch.ones(3, 3)) for _ in range(2)]
+    groups = [build_groups(SETTINGS, [weight])[0] for weight in weights]
+    groups[1]["lr_factor"] = 0.5
+    optimizer = build_optimizer(rule, groups, SETTINGS.lr)
+    for weight in weights:
+        weight.grad = torch.ones_like(weight)
+    set_lr(optimizer, 0.25)
+    optimizer.step()
+    changes = [float((1 - weight.detach()).mean()) for weight in weights]
+    assert changes[1] == pytest.approx(changes[0] / 2, rel=1e-5)

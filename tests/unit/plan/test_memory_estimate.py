@@ -19,7 +19,7 @@ def config(compose):
 def test_7b_in_bf16_requires_8_bytes_per_parameter_over_8_ranks(config):
     memory = estimate_memory(config("experiment=hlat_7b"))
     # 6,738,415,616 x 8 / 8, and the norms, which are replicated: 65 x 4096 x 7/8 x 8
-    stored = memory.weights + memory.accumulation + memory.moments
+    stored = memory.weights + memory.accumulation + memory.optimizer_state
     assert stored == 6_738_415_616 + 65 * 4096 * 7
     assert memory.gradients == memory.master_weights == 0
 
@@ -32,7 +32,7 @@ def test_70b_shards_its_optimizer_over_dp(config):
     assert memory.gradients == memory.weights  # NxD stores gradients and their sums
     assert memory.accumulation == 2 * memory.weights
     assert memory.master_weights == pytest.approx(memory.weights / 2 * 4 / 32)
-    assert memory.moments == 2 * memory.master_weights
+    assert memory.optimizer_state == 2 * memory.master_weights
 
 
 def test_activations_of_70b_in_the_layout_of_the_paper(config):
@@ -148,7 +148,13 @@ def test_model_that_does_not_fit_is_rejected_with_all_terms(config):
     message = str(caught.value)
     assert message.startswith("model=70b needs 1,")
     assert "hardware=cpu has 24.0" in message
-    for term in ("weights 257.0", "accumulation 257.0", "moments 513.9", "activations", "logits"):
+    for term in (
+        "weights 257.0",
+        "accumulation 257.0",
+        "optimizer_state 513.9",
+        "activations",
+        "logits",
+    ):
         assert term in message
     assert "run.force=true skips this" in message
     validate_feasibility(dataclasses.replace(run, run=dataclasses.replace(run.run, force=True)))
@@ -196,7 +202,7 @@ def test_zero_stages_shard_one_term_each(config):
     def terms(stage, recipe):
         overrides = (f"parallelism.zero={stage}", "parallelism.dp=4", f"precision={recipe}")
         memory = estimate_memory(config(*overrides))
-        optimizer = memory.master_weights + memory.moments
+        optimizer = memory.master_weights + memory.optimizer_state
         return memory.weights, memory.accumulation, optimizer
 
     count = terms(0, "fp32")[0] / 4

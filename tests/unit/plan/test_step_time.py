@@ -9,6 +9,7 @@ from hlat.config.config_errors import ConfigError
 from hlat.config.mfu import compute_mfu
 from hlat.distributed.mesh_coordinates import compute_parallel_degrees
 from hlat.model.decoder_spec import compute_flops_per_token
+from hlat.model.parameter_spec import ParameterRole
 from hlat.plan import step_time
 from hlat.plan.hardware_efficiency import HardwareEfficiency
 from hlat.plan.pipeline_stage_shards import PipelineStageShard, build_stage_shards
@@ -89,7 +90,7 @@ def test_data_parallel_bytes_of_zero_stages(config):
     def count_bytes(zero):
         run = config("parallelism.dp=4", f"parallelism.zero={zero}", "precision=mixed")
         run = replace(run, batch=replace(run.batch, micro_batch_size=1))
-        stage = PipelineStageShard(((0, 2),), 450, 2, 100, 200, True, True)
+        stage = PipelineStageShard(((0, 2),), 450, 2, 100, (), 200, True, True)
         return _evaluate(run, "compute_data_parallel_bytes", stage)
 
     # 1,000 weights of 2 bytes, 900 of them in layers, sums of 4; 3/4 of each; two micro batches
@@ -98,7 +99,9 @@ def test_data_parallel_bytes_of_zero_stages(config):
 
 def test_optimizer_bytes_include_every_copy(config):
     def count_optimizer_bytes(*overrides):
-        return _evaluate(config(*overrides), "compute_optimizer_bytes", 1000)
+        roles = ((ParameterRole.embedding, 400), (ParameterRole.matrix, 600))
+        stage = PipelineStageShard(((0, 1),), 600, 1, 400, roles, 600, True, True)
+        return _evaluate(config(*overrides), "compute_optimizer_bytes", stage)
 
     assert count_optimizer_bytes("precision=bf16_sr") == 1000 * (2 + 2 * 2 + 2 * 4)
     assert count_optimizer_bytes("precision=mixed") == 1000 * (4 + 2 * 4 + 2 * 8 + 2)

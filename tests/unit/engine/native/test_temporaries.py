@@ -6,11 +6,15 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
+from hlat.config.optimizer import OptimizerConfig
 from hlat.engine.native.gradient_accumulation import GradientAccumulator
 from hlat.engine.native.step_rounding import NearestRounding
 from hlat.model.loss import linear_cross_entropy
-from hlat.optim.adamw import compute_global_norm
-from hlat.optim.chunked_adamw import ChunkedAdamW
+from hlat.model.parameter_spec import ParameterRole
+from hlat.optim.adamw import ADAMW
+from hlat.optim.gradient_norm import compute_global_norm
+from hlat.optim.low_precision_optimizer import LowPrecisionOptimizer
+from hlat.optim.optimizer_factory import build_param_groups
 
 ROWS, WIDTH = 8192, 512
 COPY = ROWS * WIDTH * 4
@@ -49,9 +53,8 @@ def test_a_norm() -> None:
 def test_an_update() -> None:
     weight = nn.Parameter(build_matrix())
     weight.grad = build_matrix()
-    optimizer = ChunkedAdamW(
-        [{"params": [weight]}], None, lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1
-    )
+    groups = build_param_groups(OptimizerConfig(lr=1e-3), [(weight, ParameterRole.matrix)])
+    optimizer = LowPrecisionOptimizer(groups, ADAMW, 1e-3, None)
     assert largest_allocation(optimizer.step) <= COPY / 8
 
 

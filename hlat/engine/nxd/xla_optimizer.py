@@ -1,16 +1,17 @@
-"""AdamW for NxD's optimizers, which provide the gradients while a step runs."""
+"""Optimizer for NxD's optimizers, which provide the gradients while a step runs."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hlat.optim.tensor_adamw import TensorAdamW
+from hlat.optim.capturable_optimizer import CapturableOptimizer
+from hlat.optim.update_rule import ParamGroups, UpdateRule
 
 
-class XlaAdamW(TensorAdamW):
-    """AdamW that clips gradients and decides on the device whether a step is skipped.
+class XlaOptimizer(CapturableOptimizer):
+    """Optimizer that clips gradients and decides on the device whether a step is skipped.
 
     `clip_and_check` is called with the groups when all gradients are available; it clips them and
     returns True to update, a bool scalar on the device. Learning rate and number of updates have
@@ -20,15 +21,13 @@ class XlaAdamW(TensorAdamW):
 
     def __init__(
         self,
-        params: Iterable[Any],
+        param_groups: ParamGroups,
+        rule: UpdateRule,
         lr: float,
-        betas: tuple[float, float],
-        eps: float,
-        weight_decay: float,
         dtype: torch.dtype,
         clip_and_check: Callable[[list[dict[str, Any]]], Tensor],
     ) -> None:
-        super().__init__(params, lr, betas, eps, weight_decay, dtype)
+        super().__init__(param_groups, rule, lr, dtype)
         self._clip_and_check = clip_and_check
         self._lr = self._lr.new_full((1,), lr)
         for state in self.state.values():

@@ -1,0 +1,84 @@
+"""Construction and steps of torch optimizers, for the optimizer that a configuration selects."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hlat.config.components import get_implementation
+from hlat.config.optimizer import OptimizerConfig
+from hlat.model.parameter_spec import ParameterRole
+from hlat.optim import adamw as adamw  # registers its update rule
+from hlat.optim.capturable_optimizer import CapturableOptimizer
+from hlat.optim.optimizer_spec import get_optimizer_spec
+from hlat.optim.update_rule import ParamGroups, UpdateRule, init_state
+
+
+def get_update_rule(settings: OptimizerConfig) -> UpdateRule:
+    """Return the update rule of the configured optimizer."""
+    rule: UpdateRule = get_implementation("optimizer", settings.name)
+    return rule
+
+
+def build_param_groups(
+    settings: OptimizerConfig, params: Iterable[tuple[Tensor, ParameterRole]]
+) -> list[dict[str, Any]]:
+    """Return a parameter group per combination of settings, given parameters with their roles.
+
+    Groups have the settings of the update rule, `state_names`, `is_elementwise` and `lr_factor`.
+    """
+    spec, groups = get_optimizer_spec(settings.name), list[dict[str, Any]]()
+    for param, role in params:
+        group = {
+            "lr_factor": spec.get_lr_factor(settings, role),
+            "weight_decay": spec.get_weight_decay(settings, role),
+            "state_names": [tensor.name for tensor in spec.list_state_tensors(role)],
+            "is_elementwise": spec.is_elementwise(role),
+            **spec.build_hyperparameters(settings, role),
+        }
+        same = next((one for one in groups if {**one, "params": 0} == {**group, "params": 0}), None)
+        if same is None:
+            groups.append({**group, "params": [param]})
+        else:
+            same["params"].append(param)
+    return groups
+
+
+def build_optimizer(
+    rule: UpdateRule, param_groups: ParamGroups, lr: float
+) -> torch.optim.Optimizer:
+    """Return an optimizer for weights, or master weights, with gradients and state of their dtype.
+
+    It is torch's, with the fused kernel, if the device has the kernel, else CapturableOptimizer.
+    The engine sets each step's rate with `set_lr`.
+    """
+    groups = [*param_groups]
+    param = groups[0]["params"][0]
+    if rule.fused is None or not rule.fused.is_available(param.device, param.dtype):
+        return CapturableOptimizer(groups, rule, lr)
+    optimizer = rule.fused.build_optimizer(groups, lr)
+    init_state(optimizer)
+    return optimizer
+
+
+def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Set the learning rate of the next steps."""
+    if isinstance(optimizer, CapturableOptimizer):
+        optimizer.set_lr(lr)
+        return
+    for group in optimizer.param_groups:
+        group["lr"] = lr * group["lr_factor"]
+
+
+def step_optimizer(optimizer: Any, skip: Tensor) -> None:
+    """Step the optimizer, or change nothing if the bool scalar `skip` on the device is true.
+
+    Fused kernels, CapturableOptimizer and LowPrecisionOptimizer evaluate `skip` on the device
+    through torch's gradient scaler interface; other implementations synchronize with the host.
+    """
+    if getattr(optimizer, "_step_supports_amp_scaling", False):
+        optimizer.grad_scale, optimizer.found_inf = None, skip.float()
+        optimizer.step()
+    elif not skip:
+        optimizer.step()

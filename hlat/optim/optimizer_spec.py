@@ -1,0 +1,94 @@
+"""Interface of an optimizer's specification, without torch.
+
+An optimizer consists of a specification and an update rule (hlat.optim.update_rule). Engines,
+planner, checkpoint store and doctor query the specification and contain no name of an optimizer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hlat.config.components import get_spec
+from hlat.config.precision import Dtype, PrecisionConfig
+from hlat.model.parameter_spec import ParameterRole
+
+if TYPE_CHECKING:
+    from hlat.config.optimizer import OptimizerConfig
+
+
+@dataclass(frozen=True)
+class StateTensor:
+    """A tensor of the optimizer's state with the shape of its parameter, initially zero.
+
+    Attributes:
+        name: Name in checkpoints, where `<name>/<parameter>` is a tensor.
+        decay: Setting by which an update with a gradient of zero multiplies the tensor.
+        is_squared: True if the tensor averages squared gradients, and is never negative.
+    """
+
+    name: str
+    decay: str
+    is_squared: bool = False
+
+    def get_dtype(self, precision: PrecisionConfig) -> Dtype:
+        """Return the dtype in a precision recipe."""
+        return precision.optimizer_state
+
+
+class OptimizerSpec:
+    """Specification of an optimizer; the methods here describe an element-wise update.
+
+    Attributes:
+        title: Name in messages.
+        nxdt_names: Values of model.optim.name in configurations of NxDT.
+    """
+
+    title: str
+    nxdt_names: tuple[str, ...] = ()
+
+    def list_state_tensors(self, role: ParameterRole) -> tuple[StateTensor, ...]:
+        """Return the state of a parameter, besides its number of updates."""
+        raise NotImplementedError
+
+    def is_elementwise(self, role: ParameterRole) -> bool:
+        """Return True if any shard of a parameter can be updated, False if it must be whole."""
+        return True
+
+    def get_lr_factor(self, settings: OptimizerConfig, role: ParameterRole) -> float:
+        """Return the learning rate of a parameter relative to that of the schedule."""
+        return 1.0
+
+    def get_weight_decay(self, settings: OptimizerConfig, role: ParameterRole) -> float:
+        """Return the decoupled weight decay of a parameter, a factor of the learning rate."""
+        is_vector = role in (ParameterRole.norm, ParameterRole.bias, ParameterRole.sink)
+        return 0.0 if is_vector and not settings.decay_norms else settings.weight_decay
+
+    def build_hyperparameters(
+        self, settings: OptimizerConfig, role: ParameterRole
+    ) -> dict[str, Any]:
+        """Return what the update rule reads from a parameter group besides `weight_decay`."""
+        return {}
+
+    def get_gradient_source(self, settings: OptimizerConfig) -> tuple[str, float]:
+        """Return the state tensor that is a multiple of the gradient after an update from zero.
+
+        The second value is the factor. The doctor derives gradients from checkpoints with it.
+        """
+        raise NotImplementedError
+
+
+def get_optimizer_spec(name: str) -> OptimizerSpec:
+    """Return the specification of an optimizer, given optimizer.name.
+
+    Raises:
+        ConfigError: There is no optimizer with this name.
+    """
+    spec: OptimizerSpec = get_spec("optimizer", name)
+    return spec
+
+
+def list_state_names(spec: OptimizerSpec) -> list[str]:
+    """Return the names of the state tensors of parameters of any role."""
+    names = (tensor.name for role in ParameterRole for tensor in spec.list_state_tensors(role))
+    return list(dict.fromkeys(names))

@@ -1,0 +1,59 @@
+"""Interface of an optimizer's update rule in torch."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ParamGroups = Iterable[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class FusedKernel:
+    """Kernel that computes an update in one pass over the tensors, on devices that have it.
+
+    Attributes:
+        is_available: Returns True if a device has a correct kernel for tensors of a dtype.
+        build_optimizer: Returns torch's optimizer that calls it, given parameter groups and a
+            learning rate.
+        update_: Updates gradient, parameter and state in place, given them, the number of updates,
+            the learning rate, the parameter group, and a scalar that is 1 to change nothing.
+    """
+
+    is_available: Callable[[torch.device, torch.dtype], bool]
+    build_optimizer: Callable[[ParamGroups, float], torch.optim.Optimizer]
+    update_: Callable[[list[Tensor], Tensor, float, dict[str, Any], Tensor | None], None]
+
+
+@dataclass(frozen=True)
+class UpdateRule:
+    """Update rule of an optimizer; all precision recipes, layouts and engines apply it.
+
+    Attributes:
+        compute: Returns the new parameter and state, given gradient, parameter and state in one
+            dtype, the number of updates including this one, the learning rate in the same dtype,
+            and the parameter group.
+        fused: Kernel with the same result up to rounding.
+    """
+
+    compute: Callable[[list[Tensor], Tensor, Tensor, dict[str, Any]], list[Tensor]]
+    fused: FusedKernel | None = None
+
+
+def init_state(optimizer: torch.optim.Optimizer, step_dtype: torch.dtype = torch.float32) -> None:
+    """Set the state of all parameters to zero: the tensors of their group, and `step`, a scalar."""
+    for group in optimizer.param_groups:
+        for param in group["params"]:
+            optimizer.state[param] = {
+                "step": torch.zeros((), dtype=step_dtype, device=param.device),
+                **{name: torch.zeros_like(param) for name in group["state_names"]},
+            }
+
+
+def store_update(stored: list[Tensor], updated: list[Tensor], found_inf: Tensor | None) -> None:
+    """Round updated tensors into the stored ones, or change nothing if `found_inf` is not zero."""
+    for old, new in zip(stored, updated, strict=True):
+        rounded = new.to(old.dtype)
+        old.copy_(rounded if found_inf is None else torch.where(found_inf.bool(), old, rounded))
