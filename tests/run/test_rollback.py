@@ -35,7 +35,7 @@ from dataclasses import replace
 from hlat.checkpoint import checkpoint_store, retention, rollback_log
 from hlat.engine.native.native_engine import NativeEngine
 
-train_step, read, trained = NativeEngine.train_step, NativeEngine.read, []
+train_step, read_metrics, trained = NativeEngine.train_step, NativeEngine.read_metrics, []
 
 def kill_at(point):
     if point == {point!r}:
@@ -47,7 +47,7 @@ def patched_step(self, sequences, rate):
     return train_step(self, sequences, rate)
 
 def patched_read(self, pending):
-    metrics = read(self, pending)
+    metrics = read_metrics(self, pending)
     is_bad = "grad_norm" in pending and trained[-1] in {bad!r}
     return replace(metrics, grad_norm=metrics.grad_norm + 100) if is_bad else metrics
 
@@ -60,7 +60,7 @@ def patch(module, name):
         return result
     setattr(module, name, patched)
 
-NativeEngine.train_step, NativeEngine.read = patched_step, patched_read
+NativeEngine.train_step, NativeEngine.read_metrics = patched_step, patched_read
 patch(retention, "quarantine_checkpoints")
 patch(rollback_log, "save_rollbacks")
 patch(checkpoint_store, "load_checkpoint")
