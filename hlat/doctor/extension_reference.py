@@ -8,6 +8,7 @@ compares its gradient with finite differences. All other parts remain those of `
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -15,13 +16,16 @@ from torch.overrides import TorchFunctionMode
 
 from hlat.config.components import get_component, get_implementation
 from hlat.config.model import ModelConfig
+from hlat.config.optimizer import OptimizerConfig
+from hlat.doctor.reference_optimizer import Array, ReferenceState, ReferenceUpdate
 from hlat.model.attention_kernels import KeyRange, compute_document_starts
 from hlat.model.attention_spec import get_attention_spec
 from hlat.model.mlp_spec import get_mlp_spec
 from hlat.model.norm_spec import list_norm_parameters
-from hlat.model.parameter_spec import ModuleParameter
+from hlat.model.parameter_spec import ModuleParameter, ParameterRole
 from hlat.model.rope import compute_rope_cos_sin
 from hlat.model.rope_spec import has_rope
+from hlat.optim import optimizer_factory
 
 SECTIONS = ("model.attention", "model.mlp", "model.norm")
 
@@ -71,6 +75,42 @@ def compute_norm(
     with torch.device("meta"):
         module = get_implementation("model.norm", model.norm.kind)(model, model.hidden_size, False)
     return _call(module, name, list_norm_parameters(model, name), weights, x_BSH)
+
+
+def build_reference_update(settings: OptimizerConfig) -> ReferenceUpdate | None:
+    """Return the update rule of an extension in fp64 on whole tensors.
+
+    Return None if parameters of the same number of dimensions have different settings, as their
+    roles are unknown.
+    """
+    roles = {ndim: [role for role in ParameterRole if _get_ndim(role) == ndim] for ndim in (1, 2)}
+    groups = {}
+    for ndim, of_ndim in roles.items():
+        params = [(torch.empty(1), role) for role in of_ndim]
+        group, *others = optimizer_factory.build_param_groups(settings, params)
+        if others:
+            return None
+        groups[ndim] = group
+    rule = optimizer_factory.get_update_rule(settings)
+
+    def update(
+        settings: OptimizerConfig, state: ReferenceState, gradient: Array | float, lr: float
+    ) -> ReferenceState:
+        group = groups[state.weights.ndim]
+        names = ["weights", *group["state_names"]]
+        gradients = np.broadcast_to(gradient, state.weights.shape)
+        arrays = [gradients, *(state.tensors[name] for name in names)]
+        values = [torch.from_numpy(np.array(array, np.float64)) for array in arrays]
+        count, rate = torch.tensor(state.updates + 1), torch.tensor(lr * group["lr_factor"])
+        updated = rule.compute(values, count, rate.double(), group)
+        tensors = {name: one.numpy() for name, one in zip(names, updated, strict=True)}
+        return ReferenceState(tensors, state.updates + 1)
+
+    return update
+
+
+def _get_ndim(role: ParameterRole) -> int:
+    return 1 if role in (ParameterRole.norm, ParameterRole.bias, ParameterRole.sink) else 2
 
 
 def _call(

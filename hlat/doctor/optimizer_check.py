@@ -25,6 +25,7 @@ from hlat.doctor.engine_harness import (
     sample_optimizer_state,
     sample_weights,
 )
+from hlat.doctor.extension_reference import build_reference_update
 from hlat.doctor.reference_optimizer import (
     ReferenceState,
     ReferenceUpdate,
@@ -59,7 +60,8 @@ class _Error(NamedTuple):
 
 def check_optimizer(harness: EngineHarness) -> Iterator[CheckResult]:
     """Check weights, moments and update counts after one step from several states."""
-    update = find_reference_update(harness.config.optimizer)
+    settings = harness.config.optimizer
+    update = find_reference_update(settings) or build_reference_update(settings)
     if update is None:
         yield skip_check("optimizer", format_missing_reference(harness.config.optimizer))
         return

@@ -20,6 +20,7 @@ from hlat.doctor.engine_harness import (
     sample_optimizer_state,
     sample_weights,
 )
+from hlat.doctor.extension_reference import build_reference_update
 from hlat.doctor.reference_optimizer import (
     ReferenceState,
     build_states,
@@ -53,7 +54,8 @@ States = list[dict[str, ReferenceState]]
 def check_rounding(harness: EngineHarness) -> Iterator[CheckResult]:
     """Check the fraction of small updates that is applied, drift, and independence of rounding."""
     config, tokens = harness.config, sample_batch(harness.config)
-    update, decay = find_reference_update(config.optimizer), _get_gradient_decay(config)
+    settings, decay = config.optimizer, _get_gradient_decay(config)
+    update = find_reference_update(settings) or build_reference_update(settings)
     if update is None:
         yield skip_check("rounding", format_missing_reference(config.optimizer))
         return

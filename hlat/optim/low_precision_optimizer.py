@@ -25,7 +25,7 @@ class LowPrecisionOptimizer(torch.optim.Optimizer):
         rule: Update rule, applied to chunks of rows if it is element-wise.
         lr: Learning rate until `param_groups` have another one.
         get_random_bits: Returns the random bits that round a bf16 parameter and its state in the
-            next update, given the parameter; None: round to nearest.
+            next update, given the parameter and the number of tensors; None: round to nearest.
         compile_backend: Backend of torch.compile for the rounding; None: eager operators.
     """
 
@@ -34,7 +34,7 @@ class LowPrecisionOptimizer(torch.optim.Optimizer):
         param_groups: ParamGroups,
         rule: UpdateRule,
         lr: float,
-        get_random_bits: Callable[[Tensor], RandomBits] | None,
+        get_random_bits: Callable[[Tensor, int], RandomBits] | None,
         compile_backend: str | None = None,
     ) -> None:
         super().__init__(param_groups, {"lr": lr})
@@ -65,7 +65,7 @@ class LowPrecisionOptimizer(torch.optim.Optimizer):
         state, is_bf16 = self.state[param], param.dtype != torch.float32
         random_bits = None
         if is_bf16 and self._get_random_bits is not None:
-            random_bits = self._get_random_bits(param)
+            random_bits = self._get_random_bits(param, 1 + len(group["state_names"]))
         state["step"] += 1
         if self.found_inf is not None:
             state["step"] -= self.found_inf

@@ -26,7 +26,7 @@ def folder(tmp_path) -> Path:
 
 def test_examples_have_at_most_60_lines() -> None:
     files = [*EXAMPLES.glob("*.py")]
-    assert len(files) >= 4
+    assert len(files) == 5
     for file in files:
         assert len(file.read_text().splitlines()) <= 60, file
 
@@ -108,6 +108,15 @@ def test_the_doctor_passes_examples(hlat, small, folder, file, kind, layout) -> 
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "pass  backward        gradients with model.attention are finite" in done.stdout
+
+
+@pytest.mark.parametrize("recipe", ["bf16_sr", pytest.param("mixed", marks=pytest.mark.slow)])
+def test_the_doctor_passes_an_optimizer(hlat, small, folder, recipe) -> None:
+    data = [word for word in small if word.startswith("data.")]
+    lion = ("extensions=[lion.py]", "optimizer.name=lion", "optimizer.beta2=0.99")
+    done = hlat("doctor", *data, *lion, f"precision={recipe}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "pass  optimizer       updates are those of Lion in fp64 to " in done.stdout
 
 
 @pytest.mark.parametrize(

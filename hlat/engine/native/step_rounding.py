@@ -16,8 +16,8 @@ from hlat.precision.random_bits import (
 from hlat.precision.stochastic_rounding import StochasticRounder
 
 _COUNTERS_PER_STEP = 1 << 20
-_UPDATE_COUNTERS, _COPY_COUNTERS = range(3), range(3, 4)
-"""Counters of a step for the weight and its moments, and for the copy of a master weight."""
+_COPY_COUNTER = 3
+"""Counter of the copy of a master weight; 0 to 2 are those of the weight and its first tensors."""
 _FIRST_ACCUMULATION_COUNTER = 4
 """The 1-based global index of the micro batch is added to it."""
 
@@ -66,22 +66,23 @@ class StochasticRounding(NearestRounding):
     def add_(self, name: str, micro_batch: int, total: Tensor, gradient: Tensor) -> None:
         """Add a gradient to the sum; the bits depend on the global index of the micro batch."""
         counter = _FIRST_ACCUMULATION_COUNTER + self._first_micro_batch + micro_batch
-        bits = self._generate(name, range(counter, counter + 1), slice(None))
+        bits = self._generate(name, counter, slice(None))
         self._rounder.add_rounded_(total, gradient, bits)
 
     def copy_(self, name: str, target: Tensor, source: Tensor) -> None:
         """Copy the updated rows of a master weight to the model."""
-        bits = self._generate(name, _COPY_COUNTERS, self._params.updated_rows[name])
+        bits = self._generate(name, _COPY_COUNTER, self._params.updated_rows[name])
         self._rounder.copy_rounded_(target, source, bits)
 
-    def get_update_bits(self, name: str) -> RandomBits:
-        """Return the bits that round the updated rows of a parameter and its moments."""
-        return self._generate(name, _UPDATE_COUNTERS, self._params.updated_rows[name])
+    def get_update_bits(self, name: str, num_tensors: int) -> RandomBits:
+        """Return the bits that round the updated rows of a parameter and its optimizer state."""
+        index = torch.arange(num_tensors, device=self._params.local_params[name].param.device)
+        counters = torch.where(index < _COPY_COUNTER, index, _COUNTERS_PER_STEP - index)
+        return self._generate(name, counters, self._params.updated_rows[name])
 
-    def _generate(self, name: str, counters: range, rows: slice) -> RandomBits:
+    def _generate(self, name: str, counters: Tensor | int, rows: slice) -> RandomBits:
         first = self._get_step_count(name).to(torch.int64) * _COUNTERS_PER_STEP
-        offsets = torch.arange(counters.start, counters.stop, device=first.device)
-        return self._generators[name].select_rows(rows).generate(first + offsets)
+        return self._generators[name].select_rows(rows).generate(first + counters)
 
 
 def build_shard_generator(

@@ -135,7 +135,7 @@ class TrainableParameters(ShardedParameters):
             groups,
             rule,
             lr,
-            (lambda param: rounding.get_update_bits(names[param]))
+            (lambda param, count: rounding.get_update_bits(names[param], count))
             if isinstance(rounding, StochasticRounding)
             else None,
             self._compile_backend,

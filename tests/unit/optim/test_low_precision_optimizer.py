@@ -29,7 +29,7 @@ TORCH_SETTINGS = {"lr": 1e-2, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay":
 def build(
     weight: nn.Parameter,
     rule: UpdateRule = ADAMW,
-    get_random_bits: Callable[[Tensor], RandomBits] | None = None,
+    get_random_bits: Callable[[Tensor, int], RandomBits] | None = None,
 ) -> LowPrecisionOptimizer:
     groups = build_param_groups(SETTINGS, [(weight, ParameterRole.matrix)])
     return LowPrecisionOptimizer(groups, rule, SETTINGS.lr, get_random_bits)
@@ -72,7 +72,7 @@ def test_non_finite_gradient_affects_one_weight(odd) -> None:
     bits = build_shard_generator(shard, 1, weight.device).generate(torch.arange(3))
     gradients = build_gradients()
     gradients[0][5, 7] = odd
-    train(build(weight, get_random_bits=lambda _: bits), weight, gradients)
+    train(build(weight, get_random_bits=lambda *_: bits), weight, gradients)
     assert torch.isnan(weight).nonzero().tolist() == [[5, 7]]
 
 
