@@ -11,7 +11,7 @@ from torch import Tensor
 from hlat.config.bounds import bounded
 from hlat.config.components import register_component
 from hlat.config.model import ModelConfig
-from hlat.model.activation_spec import ActivationTensor, ExecutionSettings, Region
+from hlat.model.activation_spec import ActivationTensor, ExecutionSettings, ParallelRegion
 from hlat.model.attention import Attention
 from hlat.model.attention_spec import AttentionSpec
 from hlat.model.linear import Linear
@@ -39,7 +39,7 @@ class GatedAttentionSpec(AttentionSpec):
         self, model: ModelConfig, layer: int, execution: ExecutionSettings
     ) -> tuple[ActivationTensor, ...]:
         numel = model.num_attention_heads * model.head_dim / execution.tp
-        heads = ActivationTensor("heads before the gate", numel, Region.shard)
+        heads = ActivationTensor("heads before the gate", numel, ParallelRegion.tensor_parallel)
         return (*super().list_activations(model, layer, execution), heads)
 
 

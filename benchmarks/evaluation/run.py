@@ -28,9 +28,9 @@ from benchmarks.common import describe_machine, machine, spread, table, write_be
 from hlat.checkpoint.hugging_face import tokenizer_files
 from hlat.data.tokenizer import EMBEDDED_EOS_TOKEN, EMBEDDED_FILE
 from hlat.engine.engine_factory import create_engine
+from hlat.evaluate.command_broadcast import CommandBroadcaster
 from hlat.evaluate.lm_eval_adapter import LMEvalAdapter
 from hlat.evaluate.lm_eval_tasks import TaskLoader
-from hlat.evaluate.rank0_scheduler import Rank0Scheduler
 from hlat.inference import model_source
 from hlat.inference.inference_config import build_inference_config
 from hlat.inference.inference_model import InferenceModel
@@ -123,7 +123,7 @@ def measure(repetitions: int) -> Iterator[Json]:
         engine.build(config, training=False)
         source.load_weights(engine.state_shards())
         model = InferenceModel(engine)
-        scheduler = Rank0Scheduler(model, source.tokenizer, engine.parallel_state.world_group)
+        scheduler = CommandBroadcaster(model, source.tokenizer, engine.parallel_state.world_group)
         contestants = {"hlat": LMEvalAdapter(scheduler, source.sequence_length)} | {
             f"hf, batches of {size}": HFLM(
                 pretrained=str(folder), dtype="float32", device="cpu", batch_size=size

@@ -30,6 +30,7 @@ from hlat.evaluate import (
     heldout_task,
     humaneval,
 )
+from hlat.evaluate.command_broadcast import CommandBroadcaster
 from hlat.evaluate.eval_request import EvalRequest, load_humaneval_problems
 from hlat.evaluate.evaluation_results import ScoreRow, TaskResult
 from hlat.evaluate.harness_files import HarnessFiles
@@ -37,7 +38,6 @@ from hlat.evaluate.heldout_loss import summarize
 from hlat.evaluate.heldout_task import HeldoutData
 from hlat.evaluate.lm_eval_tasks import TaskLoader
 from hlat.evaluate.paper_tasks import HELDOUT, HUMANEVAL, TaskSpec
-from hlat.evaluate.rank0_scheduler import Rank0Scheduler
 from hlat.evaluate.request_cache import RequestCache
 from hlat.inference import model_source
 from hlat.inference.chat_format import ChatFormat, load_chat_format
@@ -63,7 +63,7 @@ class EvalTask:
 
     name: str
     result_names: list[str]
-    run: Callable[[ModelSource, Rank0Scheduler], TaskOutcome]
+    run: Callable[[ModelSource, CommandBroadcaster], TaskOutcome]
 
 
 def run_evaluation(
@@ -112,7 +112,9 @@ def run_evaluation(
             "load_checkpoint": load_checkpoint,
             "run_humaneval": run_humaneval,
         }
-        scheduler = Rank0Scheduler(model, tokenizer, engine.parallel_state.world_group, handlers)
+        scheduler = CommandBroadcaster(
+            model, tokenizer, engine.parallel_state.world_group, handlers
+        )
         if not is_rank0:
             scheduler.run_worker_loop()
             return ExitCode.FINISHED
@@ -213,7 +215,7 @@ def _build_harness_task(
     if settings.doc_ids:  # the paper's tables require the whole data set
         spec = dataclasses.replace(spec, metric="")
 
-    def run(source: ModelSource, scheduler: Rank0Scheduler) -> TaskOutcome:
+    def run(source: ModelSource, scheduler: CommandBroadcaster) -> TaskOutcome:
         from hlat.evaluate.lm_eval_adapter import LMEvalAdapter, run_harness
 
         adapter = LMEvalAdapter(
@@ -240,7 +242,7 @@ def _build_harness_task(
 def _build_humaneval_task(request: EvalRequest, num_problems: int) -> EvalTask:
     num_samples = request.humaneval_settings.num_samples
 
-    def run(source: ModelSource, scheduler: Rank0Scheduler) -> TaskOutcome:
+    def run(source: ModelSource, scheduler: CommandBroadcaster) -> TaskOutcome:
         suffix = f"_first_{request.limit}" if request.limit else ""
         output_dir = str(source.scores_path.with_name(f"{source.name}_{HUMANEVAL}{suffix}"))
         rates = scheduler.run("run_humaneval", output_dir, source.name)
@@ -263,7 +265,7 @@ def _build_humaneval_task(request: EvalRequest, num_problems: int) -> EvalTask:
 def _build_heldout_task(request: EvalRequest, heldout: HeldoutData) -> EvalTask:
     name = HELDOUT if request.heldout is None else f"{HELDOUT}:{request.heldout}"
 
-    def run(source: ModelSource, scheduler: Rank0Scheduler) -> TaskOutcome:
+    def run(source: ModelSource, scheduler: CommandBroadcaster) -> TaskOutcome:
         fields = scheduler.run("evaluate_heldout")
         result = TaskResult(
             shots=0,
@@ -283,7 +285,7 @@ def _build_heldout_task(request: EvalRequest, heldout: HeldoutData) -> EvalTask:
 
 
 def _iterate_models(
-    request: EvalRequest, source: ModelSource, tasks: list[EvalTask], scheduler: Rank0Scheduler
+    request: EvalRequest, source: ModelSource, tasks: list[EvalTask], scheduler: CommandBroadcaster
 ) -> Iterator[tuple[ModelSource, dict[str, TaskResult]]]:
     """Yield the models of a request with their completed results, once the engine has loaded them.
 
@@ -349,7 +351,7 @@ def _evaluate_model(
     prompts: PromptFormat,
     tasks: list[EvalTask],
     completed: dict[str, TaskResult],
-    scheduler: Rank0Scheduler,
+    scheduler: CommandBroadcaster,
     engine_info: ScoreRow,
 ) -> ScoreRow:
     """Run tasks, save the results of each as soon as it has finished, and return all scores.

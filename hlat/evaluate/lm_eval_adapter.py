@@ -21,12 +21,12 @@ from lm_eval.models.utils import (
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from hlat.config.config_errors import ConfigError
+from hlat.evaluate.command_broadcast import CommandBroadcaster, ScoreRequest
 from hlat.evaluate.harness_settings import (
     DEFAULT_SEEDS,
     HarnessSettings,
     validate_generation_settings,
 )
-from hlat.evaluate.rank0_scheduler import Rank0Scheduler, ScoreRequest
 from hlat.inference.chat_format import ChatFormat
 
 
@@ -39,7 +39,7 @@ class LMEvalAdapter(TemplateLM):  # type: ignore[misc]
 
     def __init__(
         self,
-        scheduler: Rank0Scheduler,
+        scheduler: CommandBroadcaster,
         max_length: int,
         chat_format: ChatFormat | None = None,
         seed: int = DEFAULT_SEEDS[2],

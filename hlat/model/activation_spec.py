@@ -11,7 +11,7 @@ from enum import Enum
 from hlat.config.parallelism import ActivationCheckpointing
 
 
-class KernelSet(Enum):
+class KernelBackend(Enum):
     """Kernels of a device, which differ in what they save for the backward pass."""
 
     cpu = "cpu"
@@ -24,19 +24,19 @@ class KernelSet(Enum):
     """Separate operators, compiled by XLA."""
 
 
-class Region(Enum):
+class ParallelRegion(Enum):
     """Where an activation is, which determines the tokens that a tensor-parallel rank has."""
 
-    stream = "stream"
+    sequence_parallel = "sequence_parallel"
     """Outside of tensor-parallel regions: sequence parallelism shards the tokens."""
-    entry = "entry"
-    """Input of a column-parallel weight: all tokens. NxD saves the shard of `stream` and gathers
-    again."""
-    shard = "shard"
+    column_input = "column_input"
+    """Input of a column-parallel weight: all tokens. NxD saves the shard of `sequence_parallel` and
+    gathers again."""
+    tensor_parallel = "tensor_parallel"
     """Inside of a tensor-parallel region: all tokens. Elements are those of one rank."""
 
 
-class Lifetime(Enum):
+class ActivationLifetime(Enum):
     """When an activation is in memory, by mode of activation checkpointing."""
 
     saved = "saved"
@@ -59,15 +59,20 @@ _NONE, _SELECTIVE, _FULL = (
     ActivationCheckpointing.full,
 )
 _SAVED_LIFETIMES = {
-    _NONE: (Lifetime.shared, Lifetime.saved, Lifetime.recomputed, Lifetime.unfused),
-    _SELECTIVE: (Lifetime.shared, Lifetime.saved),
-    _FULL: (Lifetime.shared, Lifetime.checkpoint),
+    _NONE: (
+        ActivationLifetime.shared,
+        ActivationLifetime.saved,
+        ActivationLifetime.recomputed,
+        ActivationLifetime.unfused,
+    ),
+    _SELECTIVE: (ActivationLifetime.shared, ActivationLifetime.saved),
+    _FULL: (ActivationLifetime.shared, ActivationLifetime.checkpoint),
 }
 """Activations that stay in memory until the backward pass of their layer."""
 _TEMPORARY_LIFETIMES = {
-    _NONE: (Lifetime.workspace,),
-    _SELECTIVE: (Lifetime.workspace, Lifetime.recomputed),
-    _FULL: (Lifetime.workspace, Lifetime.recomputed, Lifetime.saved),
+    _NONE: (ActivationLifetime.workspace,),
+    _SELECTIVE: (ActivationLifetime.workspace, ActivationLifetime.recomputed),
+    _FULL: (ActivationLifetime.workspace, ActivationLifetime.recomputed, ActivationLifetime.saved),
 }
 """Activations that exist during the backward pass of their layer only."""
 
@@ -86,8 +91,8 @@ class ActivationTensor:
 
     name: str
     numel: float
-    region: Region
-    lifetime: Lifetime = Lifetime.saved
+    region: ParallelRegion
+    lifetime: ActivationLifetime = ActivationLifetime.saved
     itemsize: int | None = None
 
 
@@ -108,7 +113,7 @@ class ExecutionSettings:
         loss_itemsize: The same in the loss.
     """
 
-    kernels: KernelSet
+    kernels: KernelBackend
     checkpointing: ActivationCheckpointing
     tp: int
     sequence_parallel: bool
@@ -123,7 +128,7 @@ class ExecutionSettings:
     def saves_fp32_norm_inputs(self) -> bool:
         """True if norms save an fp32 copy of their input, as torch.nn.functional.rms_norm does."""
         is_wider = self.norm_itemsize > self.compute_itemsize
-        return is_wider and self.kernels in (KernelSet.gpu, KernelSet.masked)
+        return is_wider and self.kernels in (KernelBackend.gpu, KernelBackend.masked)
 
     def compute_saved_bytes(self, activations: tuple[ActivationTensor, ...]) -> float:
         """Return the bytes per token of a micro batch that a rank saves for the backward pass."""
@@ -134,7 +139,7 @@ class ExecutionSettings:
         return self._compute_bytes(activations, _TEMPORARY_LIFETIMES[self.checkpointing])
 
     def _compute_bytes(
-        self, activations: tuple[ActivationTensor, ...], lifetimes: tuple[Lifetime, ...]
+        self, activations: tuple[ActivationTensor, ...], lifetimes: tuple[ActivationLifetime, ...]
     ) -> float:
         return sum(
             one.numel
@@ -144,9 +149,9 @@ class ExecutionSettings:
             if one.lifetime in lifetimes
         )
 
-    def _count_token_shards(self, region: Region) -> int:
+    def _count_token_shards(self, region: ParallelRegion) -> int:
         """Return the number of ranks that the tokens of a region are sharded over."""
-        is_sharded = region is Region.stream or (
-            region is Region.entry and self.kernels is KernelSet.xla
+        is_sharded = region is ParallelRegion.sequence_parallel or (
+            region is ParallelRegion.column_input and self.kernels is KernelBackend.xla
         )
         return self.tp if is_sharded and self.sequence_parallel else 1

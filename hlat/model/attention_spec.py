@@ -11,11 +11,11 @@ from hlat.config.bounds import bounded
 from hlat.config.components import get_spec, register_component
 from hlat.model import rope_spec
 from hlat.model.activation_spec import (
+    ActivationLifetime,
     ActivationTensor,
     ExecutionSettings,
-    KernelSet,
-    Lifetime,
-    Region,
+    KernelBackend,
+    ParallelRegion,
 )
 from hlat.model.parameter_spec import (
     Initialization,
@@ -173,10 +173,10 @@ class AttentionSpec:
         and keys that are normalized or rotated are further tensors. The output of attention is the
         input of the output projection.
         """
-        settings, shard = model.attention, Region.shard
+        settings, shard = model.attention, ParallelRegion.tensor_parallel
         num_queries, num_keys = _count_local_elements(model, execution.tp)
         tensors = [
-            ActivationTensor("input of q, k and v", model.hidden_size, Region.entry),
+            ActivationTensor("input of q, k and v", model.hidden_size, ParallelRegion.column_input),
             ActivationTensor("q, k and v", num_queries + 2 * num_keys, shard),
             ActivationTensor("input of the output projection", num_queries, shard),
         ]
@@ -193,14 +193,29 @@ class AttentionSpec:
         self, model: ModelConfig, execution: ExecutionSettings
     ) -> tuple[ActivationTensor, ...]:
         """Return the activations of all layers: masks, or the first positions of documents."""
-        if execution.kernels is KernelSet.masked:
+        if execution.kernels is KernelBackend.masked:
             windows = {get_window(model, layer) for layer in range(model.num_layers)}
             num_masks = sum(_needs_mask(window, execution) for window in windows)
             numel = num_masks * execution.sequence_length
-            return (ActivationTensor("attention masks", numel, Region.shard, Lifetime.shared),)
+            return (
+                ActivationTensor(
+                    "attention masks",
+                    numel,
+                    ParallelRegion.tensor_parallel,
+                    ActivationLifetime.shared,
+                ),
+            )
         num_starts = int(execution.has_documents)
         name = "first position of the document"
-        return (ActivationTensor(name, num_starts, Region.shard, Lifetime.shared, itemsize=8),)
+        return (
+            ActivationTensor(
+                name,
+                num_starts,
+                ParallelRegion.tensor_parallel,
+                ActivationLifetime.shared,
+                itemsize=8,
+            ),
+        )
 
     def compute_score_flops_per_token(
         self, model: ModelConfig, layer: int, sequence_length: int
@@ -235,7 +250,9 @@ def _build_qk_norm_input(model: ModelConfig, execution: ExecutionSettings) -> Ac
         numel = num_queries + num_keys
     elif has_groups and num_queries > num_keys:
         numel = num_queries
-    return ActivationTensor("input of QK-norm", numel, Region.shard, itemsize=itemsize)
+    return ActivationTensor(
+        "input of QK-norm", numel, ParallelRegion.tensor_parallel, itemsize=itemsize
+    )
 
 
 def _list_kernel_activations(
@@ -248,25 +265,32 @@ def _list_kernel_activations(
     operators in fp32. xla: separate operators; temporaries are the probabilities, their gradient
     and that of the scores.
     """
-    settings, kernels, recomputed = model.attention, execution.kernels, Lifetime.recomputed
+    settings, kernels, recomputed = (
+        model.attention,
+        execution.kernels,
+        ActivationLifetime.recomputed,
+    )
     num_queries, num_keys = _count_local_elements(model, execution.tp)
     num_scores = model.num_attention_heads / execution.tp * execution.sequence_length
 
     def build(
-        name: str, numel: float, lifetime: Lifetime = recomputed, itemsize: int | None = None
+        name: str,
+        numel: float,
+        lifetime: ActivationLifetime = recomputed,
+        itemsize: int | None = None,
     ) -> ActivationTensor:
-        return ActivationTensor(name, numel, Region.shard, lifetime, itemsize)
+        return ActivationTensor(name, numel, ParallelRegion.tensor_parallel, lifetime, itemsize)
 
-    if kernels is KernelSet.xla:
+    if kernels is KernelBackend.xla:
         itemsize = execution.softmax_itemsize
         return (
-            build("attention probabilities", num_scores, Lifetime.unfused),
-            build("recomputed probabilities", num_scores, Lifetime.workspace),
-            build("gradients of scores", 2 * num_scores, Lifetime.workspace, itemsize),
+            build("attention probabilities", num_scores, ActivationLifetime.unfused),
+            build("recomputed probabilities", num_scores, ActivationLifetime.workspace),
+            build("gradients of scores", 2 * num_scores, ActivationLifetime.workspace, itemsize),
         )
-    if kernels is KernelSet.gpu and settings.sinks:
+    if kernels is KernelBackend.gpu and settings.sinks:
         return (build("output before the factor of sinks", num_queries),)
-    if kernels is not KernelSet.masked:
+    if kernels is not KernelBackend.masked:
         return ()
     if settings.sinks or settings.logit_softcap is not None:
         num_tensors = 1 if settings.logit_softcap is None else 2

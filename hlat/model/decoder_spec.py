@@ -14,7 +14,12 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from hlat.model import attention_spec, embedding_spec, norm_spec, rope_spec
-from hlat.model.activation_spec import ActivationTensor, ExecutionSettings, Lifetime, Region
+from hlat.model.activation_spec import (
+    ActivationLifetime,
+    ActivationTensor,
+    ExecutionSettings,
+    ParallelRegion,
+)
 from hlat.model.attention_spec import get_attention_spec
 from hlat.model.mlp_spec import get_mlp_spec
 from hlat.model.parameter_spec import (
@@ -179,7 +184,12 @@ def list_layer_activations(
 ) -> tuple[ActivationTensor, ...]:
     """Return the activations of a layer."""
     return (
-        ActivationTensor("layer", model.hidden_size, Region.stream, Lifetime.checkpoint),
+        ActivationTensor(
+            "layer",
+            model.hidden_size,
+            ParallelRegion.sequence_parallel,
+            ActivationLifetime.checkpoint,
+        ),
         *norm_spec.list_activations(model, execution),
         *get_attention_spec(model).list_activations(model, layer, execution),
         *get_mlp_spec(model).list_activations(model, execution),

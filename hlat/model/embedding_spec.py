@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hlat.config.bounds import bounded
-from hlat.model.activation_spec import ExecutionSettings, KernelSet
+from hlat.model.activation_spec import ExecutionSettings, KernelBackend
 from hlat.model.parameter_spec import (
     ModuleParameter,
     ParameterRole,
@@ -81,7 +81,7 @@ def compute_logit_bytes(model: ModelConfig, num_tokens: int, execution: Executio
         model.vocab_size / execution.tp,
         model.vocab_size * model.hidden_size / execution.tp,
     )
-    if execution.kernels is KernelSet.xla:
+    if execution.kernels is KernelBackend.xla:
         return num_tokens * width * (compute + 2 * loss) + head * compute
     num_rows = min(num_tokens, logit_chunk_size(int(width)))
     cast = loss if loss > compute else 0

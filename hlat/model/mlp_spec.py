@@ -9,7 +9,12 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from hlat.config.components import get_spec, register_component
-from hlat.model.activation_spec import ActivationTensor, ExecutionSettings, Lifetime, Region
+from hlat.model.activation_spec import (
+    ActivationLifetime,
+    ActivationTensor,
+    ExecutionSettings,
+    ParallelRegion,
+)
 from hlat.model.parameter_spec import (
     ModuleParameter,
     ParameterRole,
@@ -88,14 +93,18 @@ class MLPSpec:
 
         relu2 saves relu(x) instead of x, unless checkpointing saves x.
         """
-        activation, shard = model.mlp.activation, Region.shard
+        activation, shard = model.mlp.activation, ParallelRegion.tensor_parallel
         numel = model.intermediate_size / execution.tp
         num_inputs, num_temporaries = 1 + activation.is_gated, _NUM_TEMPORARIES[activation]
         return (
-            ActivationTensor("input of the first projections", model.hidden_size, Region.entry),
+            ActivationTensor(
+                "input of the first projections", model.hidden_size, ParallelRegion.column_input
+            ),
             ActivationTensor("input of the nonlinearity", num_inputs * numel, shard),
             ActivationTensor("input of the last projection", numel, shard),
-            ActivationTensor("temporaries", num_temporaries * numel, shard, Lifetime.workspace),
+            ActivationTensor(
+                "temporaries", num_temporaries * numel, shard, ActivationLifetime.workspace
+            ),
         )
 
 

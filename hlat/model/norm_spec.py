@@ -7,7 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from hlat.config.components import get_spec, register_component
-from hlat.model.activation_spec import ActivationTensor, ExecutionSettings, Region
+from hlat.model.activation_spec import ActivationTensor, ExecutionSettings, ParallelRegion
 from hlat.model.parameter_spec import (
     Initialization,
     ModuleParameter,
@@ -62,7 +62,12 @@ def list_activations(
     """Return the inputs of the norms of one layer, which they save."""
     itemsize = 4 if execution.saves_fp32_norm_inputs else None
     return tuple(
-        ActivationTensor(f"input of {name}", model.hidden_size, Region.stream, itemsize=itemsize)
+        ActivationTensor(
+            f"input of {name}",
+            model.hidden_size,
+            ParallelRegion.sequence_parallel,
+            itemsize=itemsize,
+        )
         for name in NORM_NAMES[model.norm.placement]
         if name
     )

@@ -8,7 +8,12 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from hlat.config.bounds import bounded
-from hlat.model.activation_spec import ActivationTensor, ExecutionSettings, Lifetime, Region
+from hlat.model.activation_spec import (
+    ActivationLifetime,
+    ActivationTensor,
+    ExecutionSettings,
+    ParallelRegion,
+)
 
 if TYPE_CHECKING:
     from hlat.config.model import ModelConfig
@@ -106,4 +111,8 @@ def list_shared_activations(
     """Return cosines and sines, which differ between sequences if positions start at documents."""
     num_bases = 1 if model.rope.sliding_theta is None else 2
     numel = 2 * num_bases * get_rotary_dim(model) if execution.has_documents else 0
-    return (ActivationTensor("cosines and sines", numel, Region.shard, Lifetime.shared),)
+    return (
+        ActivationTensor(
+            "cosines and sines", numel, ParallelRegion.tensor_parallel, ActivationLifetime.shared
+        ),
+    )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from hlat.config.engine import EngineBackend
 from hlat.config.run import Config
-from hlat.model.activation_spec import KernelSet
+from hlat.model.activation_spec import KernelBackend
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,10 @@ def get_planned_engine(config: Config) -> EngineBackend:
     return EngineBackend.nxd if config.hardware.name in _NXD_ONLY_HARDWARE else config.engine.name
 
 
-def get_kernel_set(config: Config) -> KernelSet:
+def get_kernel_backend(config: Config) -> KernelBackend:
     """Return the kernels that the planned engine uses on the hardware."""
     if get_planned_engine(config) is EngineBackend.nxd:
-        return KernelSet.xla
+        return KernelBackend.xla
     if config.hardware.name == "cpu":
-        return KernelSet.cpu
-    return KernelSet.masked if config.hardware.name.startswith("trn") else KernelSet.gpu
+        return KernelBackend.cpu
+    return KernelBackend.masked if config.hardware.name.startswith("trn") else KernelBackend.gpu

@@ -13,7 +13,7 @@ from hlat.model import decoder_spec
 from hlat.model.activation_spec import ExecutionSettings
 from hlat.model.parameter_spec import ModuleParameter, ParameterRole, ShardingRule
 from hlat.optim.optimizer_spec import get_optimizer_spec
-from hlat.plan.hardware_efficiency import get_kernel_set
+from hlat.plan.hardware_efficiency import get_kernel_backend
 from hlat.precision.precision_bytes import compute_state_bytes, get_itemsize
 
 
@@ -98,7 +98,7 @@ def build_execution_settings(config: Config, mesh: ParallelDegrees) -> Execution
         return 4 if operator in precision.fp32_operators else compute
 
     return ExecutionSettings(
-        kernels=get_kernel_set(config),
+        kernels=get_kernel_backend(config),
         checkpointing=layout.activation_checkpointing,
         tp=mesh.tp,
         sequence_parallel=layout.sequence_parallel,

@@ -149,8 +149,8 @@ def run_adapter(
 ) -> dict[str, list[Any]]:
     """Return the responses of the adapter for a model."""
     from hlat.engine.engine_factory import create_engine
+    from hlat.evaluate.command_broadcast import CommandBroadcaster
     from hlat.evaluate.lm_eval_adapter import LMEvalAdapter
-    from hlat.evaluate.rank0_scheduler import Rank0Scheduler
     from hlat.inference import model_source
     from hlat.inference.inference_config import build_inference_config
     from hlat.inference.inference_model import InferenceModel
@@ -160,7 +160,9 @@ def run_adapter(
     engine.build(config)
     one.load_weights(engine.state_shards())
     adapter = LMEvalAdapter(
-        Rank0Scheduler(InferenceModel(engine), one.tokenizer, engine.parallel_state.world_group),
+        CommandBroadcaster(
+            InferenceModel(engine), one.tokenizer, engine.parallel_state.world_group
+        ),
         one.sequence_length,
     )
     found = {
@@ -476,7 +478,7 @@ def test_skip_tasks_with_scores_in_a_job(trained, data, monkeypatch):
 @pytest.mark.slow  # evaluates several checkpoints
 def test_follow_a_run_and_evaluate_each_permanent_checkpoint_once(runner, data, monkeypatch):
     """Start before the end of the run; the second poll finds a new checkpoint."""
-    from hlat.evaluate import rank0_scheduler
+    from hlat.evaluate import command_broadcast
 
     overrides = ("run.name=x", "checkpoint.keep_every_steps=10", "checkpoint.keep_last=1")
     assert runner.run(*overrides, "run.steps=10").returncode == 0
@@ -490,7 +492,7 @@ def test_follow_a_run_and_evaluate_each_permanent_checkpoint_once(runner, data, 
         waited.append([event["step"] for event in events(run)])
         assert runner.run(*overrides).returncode == 0
 
-    monkeypatch.setattr(rank0_scheduler.Rank0Scheduler, "wait", wait)
+    monkeypatch.setattr(command_broadcast.CommandBroadcaster, "wait", wait)
     arguments = ("runs/x", "tasks=hlat_csp_en", f"data={data}", "follow=true")
     done = call(evaluate, runner.folder, *arguments)
     assert done.code == 0, done.err

@@ -20,8 +20,8 @@ from lm_eval.models.huggingface import HFLM
 from hlat.config.config_errors import ConfigError
 from hlat.engine.engine_factory import create_engine
 from hlat.evaluate import evaluation_results, lm_eval_tasks
+from hlat.evaluate.command_broadcast import CommandBroadcaster
 from hlat.evaluate.lm_eval_adapter import LMEvalAdapter, validate_generation_settings
-from hlat.evaluate.rank0_scheduler import Rank0Scheduler
 from hlat.inference import model_source
 from hlat.inference.chat_format import ChatFormat
 from hlat.inference.inference_config import build_inference_config
@@ -48,7 +48,7 @@ def adapter(folder) -> Iterator[LMEvalAdapter]:
     engine = create_engine(config := build_inference_config(source, ()))
     engine.build(config, training=False, initialize=False)
     source.load_weights(engine.state_shards())
-    scheduler = Rank0Scheduler(
+    scheduler = CommandBroadcaster(
         InferenceModel(engine), source.tokenizer, engine.parallel_state.world_group
     )
     yield LMEvalAdapter(scheduler, source.sequence_length)
@@ -143,7 +143,7 @@ def test_a_special_token_ends_a_text(adapter, folder, tmp_path) -> None:
     engine = create_engine(config := build_inference_config(source, ()))
     engine.build(config, training=False, initialize=False)
     source.load_weights(engine.state_shards())
-    scheduler = Rank0Scheduler(
+    scheduler = CommandBroadcaster(
         InferenceModel(engine), source.tokenizer, engine.parallel_state.world_group
     )
     changed = LMEvalAdapter(scheduler, source.sequence_length)

@@ -9,8 +9,8 @@ import pytest
 
 from hlat.config.config_errors import ConfigError
 from hlat.distributed.object_group import SingleRankGroup
-from hlat.evaluate import rank0_scheduler
-from hlat.evaluate.rank0_scheduler import Rank0Scheduler
+from hlat.evaluate import command_broadcast
+from hlat.evaluate.command_broadcast import CommandBroadcaster
 from hlat.evaluate.request_cache import RequestCache
 
 GREEDY = {"max_new_tokens": 4, "temperature": 0.0, "top_p": 1.0, "seed": 0}
@@ -40,8 +40,8 @@ class Tokenizer:
     end_token_ids = frozenset({0})
 
 
-def schedule(model: Model, path: Path, fingerprint: str = "model") -> Rank0Scheduler:
-    scheduler = Rank0Scheduler(model, Tokenizer(), SingleRankGroup())  # type: ignore[arg-type]
+def schedule(model: Model, path: Path, fingerprint: str = "model") -> CommandBroadcaster:
+    scheduler = CommandBroadcaster(model, Tokenizer(), SingleRankGroup())  # type: ignore[arg-type]
     scheduler.cache = RequestCache(path, fingerprint)
     return scheduler
 
@@ -50,7 +50,7 @@ REQUESTS = [([i, 1], [i]) for i in range(7)] + [([0, 1], [0]), ([5], [])]
 
 
 def test_an_interrupted_evaluation_continues(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(rank0_scheduler, "_REQUESTS_PER_CACHED_BATCH", 3)
+    monkeypatch.setattr(command_broadcast, "_REQUESTS_PER_CACHED_BATCH", 3)
     expected = Model().score(REQUESTS)
     path = tmp_path / "new/cache.db"
     first = schedule(Model(num_batches=2), path)

@@ -25,7 +25,7 @@ _REQUESTS_PER_CACHED_BATCH = 256
 _END = "end"
 
 
-class Rank0Scheduler:
+class CommandBroadcaster:
     """Commands that rank 0 starts and all ranks execute; a context manager on rank 0.
 
     The exit of the context ends the worker loops, except after KeyboardInterrupt, since the signal
@@ -49,7 +49,7 @@ class Rank0Scheduler:
             **(handlers or {}),
         }
 
-    def __enter__(self) -> "Rank0Scheduler":
+    def __enter__(self) -> "CommandBroadcaster":
         return self
 
     def __exit__(self, exception: type[BaseException] | None, *details: object) -> None:
