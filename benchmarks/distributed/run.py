@@ -37,13 +37,10 @@ from hlat.distributed.process_groups import create_axes
 from hlat.distributed.rank_environment import read_rank_info
 from hlat.engine.native.native_engine import NativeEngine
 from hlat.engine.native.trainable_parameters import TrainableParameters
+from hlat.model.decoder_spec import list_module_parameters
 from hlat.model.parameter_spec import ShardingRule
-from hlat.optim.adamw import (
-    build_adamw,
-    build_adamw_kwargs,
-    build_param_groups,
-    compute_global_norm,
-)
+from hlat.optim import optimizer_factory
+from hlat.optim.gradient_norm import compute_global_norm
 
 HERE = Path(__file__).resolve().parent
 OVERRIDES = [
@@ -112,13 +109,22 @@ def build_optimizers(
     config: Config, params: TrainableParameters, mesh: DeviceMesh
 ) -> dict[str, torch.optim.Optimizer]:
     """Return optimizers over equal copies of the parameters."""
+    settings = config.optimizer
+    roles = {each.name: each.specs[0].role for each in list_module_parameters(config.model)}
+
+    def build_groups(tensors: list[Tensor]) -> list[dict[str, Any]]:
+        with_roles = [
+            (tensor, roles[name]) for name, tensor in zip(params.shards, tensors, strict=True)
+        ]
+        return optimizer_factory.build_param_groups(settings, with_roles)
 
     def build(tensors: list[Tensor], **kwargs: Any) -> torch.optim.Optimizer:
-        groups = build_param_groups(config.optimizer, tensors)
-        return torch.optim.AdamW(groups, **build_adamw_kwargs(config.optimizer), **kwargs)
+        return torch.optim.AdamW(build_groups(tensors), lr=settings.lr, **kwargs)
 
+    rule = optimizer_factory.get_update_rule(settings)
+    groups = build_groups(copy_tensors(params))
     return {
-        "hlat": build_adamw(config.optimizer, copy_tensors(params)),
+        "hlat": optimizer_factory.build_optimizer(rule, groups, settings.lr),
         "DTensor, fused": build(wrap_tensors(params, mesh), fused=True),
         "local, foreach": build(copy_tensors(params), foreach=True),
         "DTensor, foreach": build(wrap_tensors(params, mesh), foreach=True),

@@ -64,7 +64,7 @@ def make_ours(
         for parameter in list_module_parameters(model)
     }
     counters = torch.arange(3)
-    random_bits = (lambda weight: generators[weight].generate(counters)) if stochastic else None
+    random_bits = (lambda weight, _: generators[weight].generate(counters)) if stochastic else None
     roles = {parameter.name: parameter.specs[0].role for parameter in list_module_parameters(model)}
     params = [(weight, roles[name]) for name, weight in weights.items()]
     settings = OptimizerConfig(lr=SETTINGS["lr"])

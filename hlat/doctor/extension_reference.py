@@ -38,7 +38,9 @@ def list_extended_sections(model: ModelConfig) -> list[str]:
 def is_extended(model: ModelConfig, section: str) -> bool:
     """Return True if the component of a section is not part of hlat."""
     kind = getattr(model, section.partition(".")[2]).kind
-    return not get_component(section, kind).implementation.__module__.startswith("hlat.")
+    implementation = get_component(section, kind).implementation
+    # That of a component of hlat is None until its module is imported
+    return implementation is not None and not implementation.__module__.startswith("hlat.")
 
 
 def compute_attention(
