@@ -136,9 +136,7 @@ def format_kinds() -> str:
 def find_component_problems(config: Any) -> Iterator[str]:
     """Yield a message for each unknown kind, and for settings of kinds that are not selected."""
     for section, key in SELECTORS.items():
-        values = _get_section(config, section)
-        chosen = getattr(values, key)
-        kinds = chosen if isinstance(chosen, list) else [chosen]
+        values, kinds = _get_section(config, section), _list_selected(config, section)
         for kind in kinds:
             if (section, kind) not in _components:
                 yield format_unknown_kind(section, kind)
@@ -155,12 +153,11 @@ def find_component_problems(config: Any) -> Iterator[str]:
 
 def list_unused_settings(config: Any) -> set[str]:
     """Return the prefixes of the settings of components that a configuration does not select."""
-    unused = set()
-    for component in list_components():
-        chosen = getattr(_get_section(config, component.section), SELECTORS[component.section])
-        if component.kind != chosen and component.kind not in chosen:
-            unused.add(f"{component.section}.{component.kind}.")
-    return unused
+    return {
+        f"{component.section}.{component.kind}."
+        for component in list_components()
+        if component.kind not in _list_selected(config, component.section)
+    }
 
 
 def extend_schema(schema: type[_Type], prefix: str = "") -> type[_Type]:
@@ -199,6 +196,12 @@ def remove_components(registered: Collection[tuple[str, str]]) -> None:
     """Remove components, given by section and kind."""
     for key in registered:
         del _components[key]
+
+
+def _list_selected(config: Any, section: str) -> list[str]:
+    """Return the kinds that a configuration selects in a section."""
+    chosen = getattr(_get_section(config, section), SELECTORS[section])
+    return chosen if isinstance(chosen, list) else [chosen]
 
 
 def _get_section(config: Any, section: str) -> Any:

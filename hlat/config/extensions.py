@@ -16,6 +16,7 @@ from typing import Any
 
 import yaml
 
+import hlat.config.run  # noqa: F401  registers the components of hlat
 from hlat.config import components
 from hlat.config.config_errors import ConfigError, escape_control_characters
 

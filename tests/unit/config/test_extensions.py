@@ -58,6 +58,7 @@ def test_compose_with_a_file_of_the_command_line(gate, word) -> None:
         ("\nimport nix_lib", "line 2: ModuleNotFoundError: No module named 'nix_lib'"),
         ("x = 1\nx.y", "line 2: AttributeError: 'int' object has no attribute 'y'"),
         ("x = 1", "it registers no component; call register_component"),
+        ("import hlat.model.mlp_spec", "it registers no component; call register_component"),
         (GATE + "\n1 / 0", "line 13: ZeroDivisionError: division by zero"),
         (
             GATE + "\nregister_component('model.mlp', 'dense', '')",
