@@ -11,10 +11,12 @@ from typing import Any
 
 from hydra._internal import hydra as hydra_internal
 from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
+from hydra._internal.config_repository import ConfigRepository
 from hydra.core.config_search_path import ConfigSearchPath, SearchPathQuery
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import ConfigCompositionException
+from hydra.plugins.config_source import ConfigResult
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
@@ -29,6 +31,11 @@ _MAX_COMPOSED = 16
 """Number of configurations in memory, one per combination of choices."""
 _RENAMED_KEYS = {"compiler.inductor": "compiler.torch_compile"}
 """Former keys that overrides may use until the next version."""
+_RENAMED_CHOICES = {
+    f"optimizer/{name}": f"optimizer/adamw_{name}"
+    for name in ("tiny", "small", "1b", "hlat_7b", "hlat_70b")
+}
+"""Former files of conf/ that overrides and files may name until the next version."""
 _SINGLE_PATH = re.compile(r"(\+{0,2}data\.sources\.[^.=]+\.(?:heldout_)?paths)=([^\[,$~]+)")
 """Override of the paths of a source with one path instead of a list."""
 _EMPTY_MAPPING = re.compile(r"[\w./@-]+=\{\s*\}")
@@ -53,6 +60,7 @@ class SafeConfigLoader(ConfigLoaderImpl):
         validate_search_path(config_search_path)
         _refuse_hidden_choices(config_search_path)
         super().__init__(config_search_path)
+        self.repository = _ConfigRepository(config_search_path)
         self._composed: dict[tuple[str | None, ...], DictConfig] = {}
         self._groups: dict[str, bool] = {}
 
@@ -171,6 +179,19 @@ class SafeConfigLoader(ConfigLoaderImpl):
                 "hydra.searchpath can name Python packages, which Hydra would import, so hlat does "
                 "not allow it; use --config-dir"
             )
+
+
+class _ConfigRepository(ConfigRepository):
+    """Hydra's repository of configuration files, which also finds choices by their former names."""
+
+    def load_config(self, config_path: str) -> ConfigResult | None:
+        found = super().load_config(config_path)
+        path = config_path.removesuffix(".yaml")
+        if found is not None or path not in _RENAMED_CHOICES:
+            return found
+        before, now = (each.replace("/", "=") for each in (path, _RENAMED_CHOICES[path]))
+        _print_once(f"hlat: {before} is now {now}; the next version rejects {before}")
+        return super().load_config(_RENAMED_CHOICES[path])
 
 
 def _refuse_hidden_choices(config_search_path: ConfigSearchPath) -> None:

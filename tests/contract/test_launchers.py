@@ -152,11 +152,11 @@ def test_an_unknown_key_stops_all_points(sweep, base):
 
 @default_on("slurm")
 def test_two_choices(sweep, base, compose):
-    ((first, second),) = sweep(*base, "optimizer=tiny,small")
-    assert first.overrides == [*base, "optimizer=tiny"]
-    assert second.overrides == [*base, "optimizer=small"]
+    ((first, second),) = sweep(*base, "optimizer=adamw_tiny,adamw_small")
+    assert first.overrides == [*base, "optimizer=adamw_tiny"]
+    assert second.overrides == [*base, "optimizer=adamw_small"]
     assert first.cfg.optimizer == compose(*base).optimizer
-    assert second.cfg.optimizer == compose(*base, "optimizer=small").optimizer
+    assert second.cfg.optimizer == compose(*base, "optimizer=adamw_small").optimizer
     assert first.cfg.optimizer != second.cfg.optimizer
 
 
@@ -180,7 +180,9 @@ def test_keys_that_only_a_choice_has(sweep, base):
 
 @default_on("slurm")
 def test_job_ids_continue_across_batches(sweep, base):
-    batches = sweep(*base, "hydra.sweeper.max_batch_size=2", "run.seed=1,2", "optimizer=tiny,small")
+    batches = sweep(
+        *base, "hydra.sweeper.max_batch_size=2", "run.seed=1,2", "optimizer=adamw_tiny,adamw_small"
+    )
     assert [len(batch) for batch in batches] == [2, 2]
     points = [point for batch in batches for point in batch]
     assert [point.overrides[-2:] for point in points] == [

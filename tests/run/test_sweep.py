@@ -66,7 +66,7 @@ def test_train_the_valid_points_in_parallel_in_one_group(
         assert sweep.name.encode() in written.read_bytes(), "the name of the sweep is the group"
         assert (folder / "report.html").exists()
 
-    (tiny,) = (path for path, row in trained.items() if "optimizer=tiny" in row["overrides"])
+    (tiny,) = (path for path, row in trained.items() if "optimizer=adamw_tiny" in row["overrides"])
     (runner.folder / "alone").rename(alone)
     assert runner.losses(tiny.name) == runner.losses("x")[:5]
     assert runner.weights(tiny.name, 5) == runner.weights("x", 5)

@@ -1,5 +1,8 @@
 """Overrides with former keys, and of dictionaries of structured values."""
 
+import sys
+from pathlib import Path
+
 import pytest
 
 from hlat.config.compose import compose_config
@@ -34,3 +37,19 @@ def test_reject_a_source_that_does_not_fit_the_schema(override: str) -> None:
 def test_a_renamed_key_works_with_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
     assert compose_config(["compiler.inductor=true"]).compiler.torch_compile is True
     assert "hlat: compiler.inductor is now compiler.torch_compile" in capsys.readouterr().err
+
+
+def test_a_renamed_choice_works_with_a_warning(capsys, monkeypatch, tmp_path: Path) -> None:
+    assert compose_config(["optimizer=small"]).optimizer.lr == 6e-4
+    expected = "hlat: optimizer=small is now optimizer=adamw_small; the next version rejects"
+    assert expected in capsys.readouterr().err
+    (tmp_path / "model").mkdir()
+    (tmp_path / "optimizer").mkdir()
+    header = "# @package _global_\ndefaults:\n  - override /optimizer: tiny\n  - _self_\n"
+    (tmp_path / "model/nano.yaml").write_text(f"{header}model: {{name: nano}}\n")
+    monkeypatch.setattr(sys, "argv", ["hlat", "--config-dir", str(tmp_path)])
+    assert compose_config(["model=nano"]).optimizer.lr == 2e-3
+    assert "optimizer=tiny is now optimizer=adamw_tiny" in capsys.readouterr().err
+    (tmp_path / "optimizer/tiny.yaml").write_text("lr: 5e-3\n")  # a file of the user has its name
+    assert compose_config(["model=nano"]).optimizer.lr == 5e-3
+    assert capsys.readouterr().err == ""

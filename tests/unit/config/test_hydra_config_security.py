@@ -171,7 +171,7 @@ def test_plugins_of_hlat_and_resolvers_are_accepted() -> None:
     "overrides",
     [
         ["optimizer.lr=2e-3", "run.seed=3"],
-        ["optimizer=hlat_7b", "optimizer.lr=2e-3", "hydra.job.chdir=true"],
+        ["optimizer=adamw_hlat_7b", "optimizer.lr=2e-3", "hydra.job.chdir=true"],
         ["run.name='a b'", "+hardware.peak_tflops={fp32:1.5}", "run.steps=${oc.env:N}"],
         ["model=tiny", "run.seed=1", "run.seed=2"],
     ],
