@@ -24,6 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 from hlat.config import extensions
 from hlat.config.config_errors import ConfigError
 from hlat.config.hydra_config_security import find_code_references, validate_search_path
+from hlat.config.optimizer import RENAMED_PRESETS
 from hlat.config.override_keys import list_replaced_axes
 from hlat.config.package_dirs import find_package_dir, list_choices
 
@@ -32,8 +33,7 @@ _MAX_COMPOSED = 16
 _RENAMED_KEYS = {"compiler.inductor": "compiler.torch_compile"}
 """Former keys that overrides may use until the next version."""
 _RENAMED_CHOICES = {
-    f"optimizer/{name}": f"optimizer/adamw_{name}"
-    for name in ("tiny", "small", "1b", "hlat_7b", "hlat_70b")
+    f"optimizer/{before}": f"optimizer/{now}" for before, now in RENAMED_PRESETS.items()
 }
 """Former files of conf/ that overrides and files may name until the next version."""
 _SINGLE_PATH = re.compile(r"(\+{0,2}data\.sources\.[^.=]+\.(?:heldout_)?paths)=([^\[,$~]+)")

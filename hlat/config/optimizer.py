@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from hlat.config.bounds import bounded
 from hlat.optim import adamw_spec
 
+RENAMED_PRESETS = {name: f"adamw_{name}" for name in ("tiny", "small", "1b", "hlat_7b", "hlat_70b")}
+"""Presets of conf/optimizer by their former names."""
+
 
 @dataclass
 class OptimizerConfig:

@@ -5,8 +5,7 @@ is shared by all engines.
 """
 
 from dataclasses import dataclass
-
-import numpy as np
+from itertools import product
 
 from hlat.config.parallelism import ParallelismConfig
 
@@ -56,6 +55,9 @@ def compute_mesh_coordinates(rank: int, degrees: ParallelDegrees) -> MeshCoordin
 
 def partition_ranks(degrees: ParallelDegrees, axis: str) -> list[list[int]]:
     """Return the groups of global ranks that differ only in their index along an axis."""
-    ranks = np.arange(degrees.world_size).reshape(degrees.pp, degrees.dp, degrees.tp)
-    groups = np.moveaxis(ranks, ("pp", "dp", "tp").index(axis), -1)
-    return [*map(np.ndarray.tolist, groups.reshape(-1, groups.shape[-1]))]
+    strides = {"pp": degrees.dp * degrees.tp, "dp": degrees.tp, "tp": 1}
+    offsets = {
+        name: range(0, getattr(degrees, name) * stride, stride) for name, stride in strides.items()
+    }
+    along = offsets.pop(axis)
+    return [[sum(others) + offset for offset in along] for others in product(*offsets.values())]

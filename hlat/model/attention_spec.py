@@ -51,8 +51,6 @@ class LayerType(Enum):
 class AttentionConfig:
     """Grouped-query attention; the numbers of heads are keys of `model`."""
 
-    kind: str = "softmax"
-    """Kind of attention: softmax, or one of an extension."""
     head_dim: int | None = bounded(None, min=1)
     """Size of one attention head; null: hidden_size / num_attention_heads."""
     scale: float | None = bounded(None, above=0, below=float("inf"))
@@ -77,6 +75,8 @@ class AttentionConfig:
     sinks: bool = False
     """Add a learned logit per query head to the denominator of the softmax (arXiv 2309.17453,
     gpt-oss)."""
+    kind: str = "softmax"
+    """Kind of attention: softmax, or one of an extension."""
 
 
 def get_layer_type(model: ModelConfig, layer: int) -> LayerType:

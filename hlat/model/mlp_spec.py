@@ -60,10 +60,10 @@ checkpointing, relu(x). gelu: both gradients."""
 class MLPConfig:
     """Feed-forward network; its width is model.intermediate_size."""
 
-    kind: str = "dense"
-    """Kind of network: dense, or one of an extension."""
     activation: Activation = Activation.swiglu
     """Nonlinearity, with or without gate."""
+    kind: str = "dense"
+    """Kind of network: dense, or one of an extension."""
 
 
 class MLPSpec:

@@ -35,12 +35,12 @@ class NormPlacement(Enum):
 class NormConfig:
     """Root mean square normalization (arXiv 1910.07467); epsilon is model.rms_norm_eps."""
 
-    kind: str = "rms"
-    """Kind of the norms over the hidden size: rms, or one of an extension."""
     placement: NormPlacement = NormPlacement.pre
     """Norms around attention and MLP."""
     zero_centered: bool = False
     """Multiply by 1 + weight, with initial weights of 0 (Gemma), instead of by weight."""
+    kind: str = "rms"
+    """Kind of the norms over the hidden size: rms, or one of an extension."""
 
 
 NORM_NAMES: dict[NormPlacement, tuple[str | None, str | None, str | None, str | None]] = {

@@ -188,7 +188,7 @@ def test_job_ids_continue_across_batches(sweep, base):
     assert [point.overrides[-2:] for point in points] == [
         [f"run.seed={seed}", f"optimizer={choice}"]
         for seed in (1, 2)
-        for choice in ("tiny", "small")
+        for choice in ("adamw_tiny", "adamw_small")
     ]
     assert [point.hydra_cfg.hydra.job.num for point in points] == [0, 1, 2, 3]
     assert len({point.hydra_cfg.hydra.job.id for point in points}) == 4

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 REGION = ["hardware=trn1_32xl", "compiler=neuron_2_28", "subnet=subnet-1", "head_subnet=subnet-2"]
-CLUSTER = ["cluster", *REGION, "key=k", "scripts=s3://bucket/x", "output=c"]
+CLUSTER = ["jobs.cluster", *REGION, "key=k", "scripts=s3://bucket/x", "output=c"]
 CASES = {
     "list in place of a group": (
         ["train", "optimizer=[1,2]"],
-        "optimizer=[1,2]: optimizer selects one of 1b, hlat_70b",
+        "optimizer=[1,2]: optimizer selects one of adamw_1b, adamw_hlat_70b",
     ),
     "empty mapping of a group": (["train", "model={}"], "model={} has no effect"),
     "empty mapping": (["train", "data.sources={}"], "data.sources={} has no effect"),

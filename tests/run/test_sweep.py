@@ -47,7 +47,11 @@ def test_train_the_valid_points_in_parallel_in_one_group(
     mine = runner.folder / "mine/optimizer"
     mine.mkdir(parents=True)
     (mine / "fast.yaml").write_text("lr: 1e-2\n")
-    arguments = ("optimizer=fast,tiny", "batch.micro_batch_size=4,3", "hydra.launcher.prune=true")
+    arguments = (
+        "optimizer=fast,adamw_tiny",
+        "batch.micro_batch_size=4,3",
+        "hydra.launcher.prune=true",
+    )
     fixed = ("run.steps=5", "tracking=wandb", "hydra.launcher.jobs=2", "hydra.launcher.cores=2")
     done = runner.run("-m", f"--config-dir={mine.parent}", *arguments, *fixed)
     assert done.returncode == 0, done.stderr

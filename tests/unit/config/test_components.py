@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 from hlat.config import components
 from hlat.config.bounds import bounded
 from hlat.config.components import extend_schema, register_component
-from hlat.config.compose import compose_config
+from hlat.config.compose import compose_config, register_configs
 from hlat.config.config_errors import ConfigError
 from hlat.config.model import ModelConfig
 from hlat.config.resolve import resolve_config
@@ -30,6 +30,7 @@ def _restore_components() -> Iterator[None]:
     before = components.list_registered()
     yield
     components.remove_components(components.list_registered() - before)
+    register_configs()  # the schema without them
 
 
 def register_gate() -> None:

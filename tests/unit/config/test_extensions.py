@@ -9,7 +9,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from hlat.config import components, extensions, frozen_config
-from hlat.config.compose import compose_config
+from hlat.config.compose import compose_config, register_configs
 from hlat.config.config_errors import ConfigError
 from hlat.config.resolve import resolve_config
 from hlat.tracking import finished_runs
@@ -34,6 +34,7 @@ def _forget_extensions(monkeypatch) -> Iterator[None]:
     monkeypatch.setattr(extensions, "_loaded", {})
     yield
     components.remove_components(components.list_registered() - before)
+    register_configs()  # the schema without them
 
 
 @pytest.fixture

@@ -265,7 +265,7 @@ def test_run_without_a_schedule_has_a_constant_learning_rate(tree):
     tree = copy.deepcopy(tree)
     tree["model"]["optim"].pop("sched", None)
     config = resolve_translation(translate(tree, LLAMA_3_8B_CONFIG))
-    assert config.schedule.name.value == "constant"
+    assert config.schedule.name == "constant"
 
 
 def test_fused_softmax_variable_is_removed_if_disabled():
