@@ -17,6 +17,9 @@ _STEP = 1e-5
 """Step of the central difference; its error is of the order of the square."""
 _TOLERANCE = 1e-5
 """Maximum error of a directional derivative, relative to the norm of the gradient."""
+_SMALL_GRADIENT = 1e-4
+"""Smallest norm, relative to that of all gradients, to which an error is relative: differences of
+losses have rounding errors."""
 
 
 def check_backward(harness: EngineHarness) -> Iterator[CheckResult]:
@@ -61,6 +64,8 @@ def _compute_errors(harness: EngineHarness) -> dict[str, float]:
         _, objective = reference_model.compute_loss_sums(model, leaves, tokens)
         return float(objective) / num_targets
 
+    norms = {name: float(np.linalg.norm(gradient)) for name, gradient in gradients.items()}
+    floor = _SMALL_GRADIENT * float(np.linalg.norm([*norms.values()]))
     errors = {}
     for number, (name, gradient) in enumerate(gradients.items()):
         direction = np.random.default_rng(number).standard_normal(gradient.shape)
@@ -70,5 +75,5 @@ def _compute_errors(harness: EngineHarness) -> dict[str, float]:
             for sign in (1, -1)
         )
         difference = (ahead - behind) / (2 * _STEP) - float((gradient * direction).sum())
-        errors[name] = abs(difference) / float(np.linalg.norm(gradient))
+        errors[name] = abs(difference) / max(norms[name], floor)
     return errors

@@ -19,7 +19,7 @@ from hlat.config.model import ModelConfig
 from hlat.config.optimizer import OptimizerConfig
 from hlat.doctor.reference_optimizer import Array, ReferenceState, ReferenceUpdate
 from hlat.model.attention_kernels import KeyRange, compute_document_starts
-from hlat.model.attention_spec import get_attention_spec
+from hlat.model.attention_spec import LayerType, get_attention_spec, get_layer_type
 from hlat.model.mlp_spec import get_mlp_spec
 from hlat.model.norm_spec import list_norm_parameters
 from hlat.model.parameter_spec import ModuleParameter, ParameterRole
@@ -54,7 +54,7 @@ def compute_attention(
     """Return the output of the attention module of a layer; weights have canonical names."""
     with torch.device("meta"):
         module = get_implementation("model.attention", model.attention.kind)(model, layer, False)
-    cos_sin, is_sliding = None, module.core.window is not None
+    cos_sin, is_sliding = None, get_layer_type(model, layer) is LayerType.sliding
     if has_rope(model, layer):
         angles = torch.float64
         cos_sin = compute_rope_cos_sin(model, positions_BS, x_BSH.dtype, is_sliding, angles)
