@@ -70,6 +70,8 @@ def build_stage_shards(model: ModelConfig, mesh: ParallelDegrees) -> list[Pipeli
     if mesh.pp > 1:
         non_layer[-1] += decoder_spec.list_copied_parameters(model)
     other_numels = [_count_local_elements(others, mesh) for others in non_layer]
+    layer_roles = _count_elements_by_role(parameters, mesh)
+    other_roles = [_count_elements_by_role(others, mesh) for others in non_layer]
     kinds = decoder_spec.group_layers(model)
     num_regions = sum(parameter.sharding is ShardingRule.row for parameter in parameters)
     return [
@@ -78,8 +80,9 @@ def build_stage_shards(model: ModelConfig, mesh: ParallelDegrees) -> list[Pipeli
             layer_numel=sum(layer_numels),
             num_regions=num_regions,
             non_layer_numel=sum(other_numels[rank]),
-            numels_by_role=_count_elements_by_role(
-                [*parameters * len(layers), *non_layer[rank]], mesh
+            numels_by_role=tuple(
+                (role, len(layers) * layer_roles[role] + other_roles[rank][role])
+                for role in ParameterRole
             ),
             largest_numel=max(*layer_numels, *other_numels[rank]),
             is_first=rank == 0,
@@ -134,9 +137,9 @@ def _count_local_elements(
 
 def _count_elements_by_role(
     parameters: Iterable[ModuleParameter], mesh: ParallelDegrees
-) -> tuple[tuple[ParameterRole, int], ...]:
+) -> Counter[ParameterRole]:
     """Return the number of elements of a rank's shards by role."""
     counts = Counter[ParameterRole]()
     for spec in (spec for parameter in parameters for spec in parameter.specs):
         counts[spec.role] += spec.compute_local_numel(mesh.tp)
-    return tuple(counts.items())
+    return counts

@@ -21,7 +21,7 @@ MEMORY_LABELS = {
     "gradients": "gradients",
     "accumulation": "accumulation",
     "master_weights": "master weights",
-    "optimizer_state": "moments",
+    "optimizer_state": "optimizer state",
     "activations": "activations",
     "logits": "logits",
     "working": "layer workspace",
@@ -107,8 +107,8 @@ def format_infeasible_plan(config: Config, memory: MemoryEstimate, device_bytes:
     largest = max(terms, key=lambda name: terms[name])
     return (
         f"infeasible: {_format_layout_keys(config)} needs {format_gib(memory.total)} GiB of each "
-        f"device, {config.hardware.name} has {format_gib(device_bytes)}; {MEMORY_LABELS[largest]} "
-        f"({format_gib(terms[largest])} GiB) are the largest term"
+        f"device, {config.hardware.name} has {format_gib(device_bytes)}; the largest term "
+        f"is {MEMORY_LABELS[largest]} ({format_gib(terms[largest])} GiB)"
     )
 
 

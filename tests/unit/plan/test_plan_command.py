@@ -390,8 +390,8 @@ def test_plan_that_does_not_fit_lists_layouts_that_fit(capsys):
     assert out.startswith("infeasible: parallelism.tp=32 x pp=8 needs a multiple of 256 processes")
     assert (
         "infeasible: tp=32 pp=4 zero=1 micro_batch_size=1 activation_checkpointing=selective "
-        "needs 17.17 GiB of each device, trn1.32xlarge has 16.00; moments (4.28 GiB) are the "
-        "largest term" in out
+        "needs 17.17 GiB of each device, trn1.32xlarge has 16.00; the largest term is "
+        "optimizer state (4.28 GiB)" in out
     )
     assert re.search(r"^ +8 +32 +8 +1 +1 +selective +1 ", out, re.MULTILINE)
     assert plan.main([*ON_FOUR, "--json"]) == 2
