@@ -1,4 +1,4 @@
-"""Metric: entropy of the attention weights in nats, by layer; it is low if heads collapse.
+"""Metric: entropy of causal attention in nats, by layer, without masks of documents and windows.
 
 hlat train extensions=[examples/attention_entropy.py] tracking.metrics=[attention_entropy]
 """
@@ -18,7 +18,7 @@ from hlat.model.decoder import Decoder
 def observe(part: Decoder, record: Callable[[str, Tensor], None]) -> Iterator[RemovableHandle]:
     """Record the entropy of each query of each head in each layer."""
     for name, layer in part.layers.items():
-        hook = partial(_record_entropy, record, f"attention_entropy_layer_{name}")
+        hook = partial(_record_entropy, record, f"layer_{name}")
         yield layer.self_attn.core.register_forward_hook(hook)
 
 

@@ -110,6 +110,7 @@ def train(
     fault_tolerance: "FaultTolerance",
 ) -> tuple[ExitCode, int]:
     """Train from `state` to the last step, a signal, or a failure; return exit code and step."""
+    from hlat.evaluate.extension_metrics import compute_due_metrics
     from hlat.evaluate.heldout_evaluation import evaluate_heldout, load_evaluation_data
     from hlat.optim.lr_schedule import compute_lr
     from hlat.recovery.rollback_policy import NextAction
@@ -131,11 +132,10 @@ def train(
         is_last = state.step == total_steps
         stop_requested = fault_tolerance.step() and not is_last
         save_due = stop_requested or is_last or fault_tolerance.is_save_due(state.step)
-        names = config.tracking.list_due_metrics(state.step)
-        if save_due or names or state.step % config.run.log_every == 0:
+        if save_due or state.step % config.run.log_every == 0:
             metrics = engine.read_metrics(device_metrics)
             row = {"learning_rate": lr, **metrics.scalars, "memory_bytes": engine.peak_memory()}
-            row |= engine.compute_metrics(names, sequences) if names else {}
+            row |= compute_due_metrics(config, state.step, engine, sequences, tracker)
             tracker.log_metrics(state.step, stage, **row)
             action, state = fault_tolerance.check_metrics(state, metrics)
             if action is NextAction.STOP:

@@ -115,6 +115,16 @@ def validate_components(config: Config) -> Iterator[str]:
         yield f"model.family={config.model.family} is unknown; use {', '.join(FAMILY_NAMES)}"
 
 
+def validate_metrics(config: Config) -> Iterator[str]:
+    """Require that metrics of extensions are computed at steps that are logged."""
+    tracking, log_every = config.tracking, config.run.log_every
+    if tracking.metrics and log_every > 0 and tracking.metrics_every % log_every:
+        yield (
+            f"tracking.metrics_every={tracking.metrics_every} is not a multiple of "
+            f"run.log_every={log_every}; use {log_every} or a multiple of it"
+        )
+
+
 def validate_attention_heads(config: Config) -> Iterator[str]:
     """Require whole heads, and key/value groups of equal size."""
     model = config.model
@@ -266,6 +276,7 @@ VALIDATORS: tuple[Callable[[Config], Iterable[str]], ...] = (
     validate_stage_lr,
     validate_recovery,
     validate_components,
+    validate_metrics,
     validate_optimizer,
     validate_attention_heads,
     *PARALLELISM_VALIDATORS,

@@ -65,12 +65,9 @@ class TrackingConfig:
     metrics: list[str] = field(default_factory=list)
     """Metrics of extensions to compute and log (docs/guides/own-idea.md)."""
     metrics_every: int = bounded(10, min=1)
-    """Steps between computations of `metrics`, each of which is a forward pass of a micro batch."""
+    """Steps between computations of `metrics`, each of which is a forward pass of a micro batch; a
+    multiple of run.log_every."""
     services: list[TrackingService] = field(default_factory=list)
     """Tracking services: `[wandb]`, `[tensorboard]`, or both."""
     wandb: WandbConfig = field(default_factory=WandbConfig)
     """Settings of the W&B run."""
-
-    def list_due_metrics(self, step: int) -> list[str]:
-        """Return the metrics to compute after a step."""
-        return self.metrics if step % self.metrics_every == 0 else []

@@ -230,6 +230,11 @@ def _run_command(arguments: argparse.Namespace, argv: list[str]) -> int:
     chosen = compose.instantiate_launcher(launcher_overrides) if launcher_overrides else None
     if chosen is None:
         return _evaluate_locally(arguments, request, argv)
+    if arguments.extensions is not None:
+        raise ConfigError(
+            f"extensions={arguments.extensions}: a job of an evaluation has no copy of the files; "
+            f"remove {' '.join(launcher_overrides)} to evaluate on this machine"
+        )
     from hlat.evaluate.eval_request import build_evaluation_job
 
     launcher, directory = chosen

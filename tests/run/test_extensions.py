@@ -53,6 +53,9 @@ def test_train_resume_generate_and_refuse_the_export(hlat, small, folder) -> Non
     )
     done = hlat("inference.generate", "runs/x", "The", "max_tokens=2", GATED[0])
     assert done.returncode == 0, done.stderr
+    done = hlat("evaluate", "runs/x", "tasks=heldout", GATED[0], "hydra/launcher=slurm")
+    assert done.returncode == 2
+    assert "a job of an evaluation has no copy of the files" in done.stderr
     done = hlat("export", "runs/x", "output=exported", GATED[0])
     assert done.returncode == 2
     assert "no family of transformers has model.attention.kind=gated" in done.stderr
@@ -84,9 +87,9 @@ def test_log_a_metric(hlat, small, folder) -> None:
     )
     assert done.returncode == 0, done.stderr
     first, second = map(json.loads, (folder / "runs/x/metrics.jsonl").read_text().splitlines())
-    entropies = [value for key, value in second.items() if key.startswith("attention_entropy")]
-    assert entropies
-    assert all(value > 0 for value in entropies)
+    entropies = {key: value for key, value in second.items() if key.startswith("attention_entropy")}
+    assert [*entropies] == ["attention_entropy/layer_0", "attention_entropy/layer_1"]
+    assert all(value > 0 for value in entropies.values())
     assert not any(key.startswith("attention_entropy") for key in first)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from hlat.distributed.object_group import ObjectGroup
 from hlat.model.decoder import Decoder
 
 Record = Callable[[str, Tensor], None]
-"""Adds the elements of a tensor to the mean of a metric, given by its name."""
+"""Adds the elements of a tensor to a mean, given its name within the metric."""
 Observe = Callable[[Decoder, Record], Iterable[RemovableHandle]]
 """Registers forward hooks on the modules of a model part; the implementation of a metric."""
 
@@ -24,9 +25,9 @@ class MetricRecorder:
         self._sums: dict[str, Tensor] = {}
         self._counts: dict[str, int] = {}
 
-    def record(self, name: str, values: Tensor) -> None:
-        """Add the elements of a tensor to the mean of a metric."""
-        total = values.detach().sum(dtype=torch.float64)
+    def record(self, metric: str, name: str, values: Tensor) -> None:
+        """Add the elements of a tensor to the mean `<metric>/<name>`."""
+        name, total = f"{metric}/{name}", values.detach().sum(dtype=torch.float32)
         self._sums[name] = self._sums[name] + total if name in self._sums else total
         self._counts[name] = self._counts.get(name, 0) + values.numel()
 
@@ -53,7 +54,7 @@ def observe_metrics(parts: Iterable[Decoder], names: Sequence[str]) -> Iterator[
         for part in parts:
             for name in names:
                 observe: Observe = get_implementation("tracking", name)
-                for handle in observe(part, recorder.record):
+                for handle in observe(part, partial(recorder.record, name)):
                     stack.callback(handle.remove)
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         yield recorder
