@@ -15,7 +15,7 @@ from hlat.config.config_errors import ExitCode
 from hlat.config.redaction import redact_data
 from hlat.config.run import Config
 from hlat.distributed import rank_environment
-from hlat.distributed.heartbeat import open_heartbeat
+from hlat.distributed.heartbeat import Heartbeat, open_heartbeat
 from hlat.doctor.accumulation_check import check_accumulation
 from hlat.doctor.backward_check import check_backward
 from hlat.doctor.causality_check import check_causality
@@ -46,6 +46,8 @@ from hlat.storage.progress_bar import print_line
 from hlat.tracking.jsonl_log import replace_non_finite
 
 REPORT_FILE = "doctor.json"
+_MAX_WAIT_S = 60.0
+"""Seconds that a rank with an exception waits for the other ranks."""
 
 Check = Callable[[EngineHarness], Iterator[CheckResult]]
 
@@ -147,20 +149,26 @@ def run_checks(harness: EngineHarness, names: Iterable[str] = CHECKS) -> Iterato
             heartbeat.set_deadline(harness.config.recovery.start_timeout_s)
             heartbeat.has_started = True
         start = time.perf_counter()
-        results = _run_check(harness, name)
+        results = _run_check(harness, name, heartbeat)
         seconds = round(time.perf_counter() - start, 3)
         if harness.is_rank0:
             yield from (replace(result, seconds=seconds) for result in results)
 
 
-def _run_check(harness: EngineHarness, name: str) -> list[CheckResult]:
-    """Return the results of a check; an exception on any rank is a failed check."""
+def _run_check(harness: EngineHarness, name: str, heartbeat: Heartbeat | None) -> list[CheckResult]:
+    """Return the results of a check; an exception on any rank is a failed check.
+
+    If other ranks wait in a collective call of the check, the supervisor ends all processes.
+    """
     results, message = list[CheckResult](), None
     try:
         results.extend(CHECKS[name](harness))
     except Exception as error:
         traceback.print_exc()
         message = f"{type(error).__name__}: {error}"
+        if heartbeat is not None:
+            print_line(f"the check {name} raised an exception; waiting for the other ranks")
+            heartbeat.set_deadline(_MAX_WAIT_S)
     messages = harness.engine.parallel_state.world_group.gather_object(message)
     for rank, text in enumerate(messages):
         if text is not None:
