@@ -27,6 +27,7 @@ from hlat.doctor.engine_harness import (
     sample_documents,
     sample_weights,
 )
+from hlat.doctor.extension_reference import is_extended
 from hlat.doctor.gradient_errors import compute_relative_errors
 from hlat.doctor.rounding_statistics import compute_spacing
 from hlat.recovery.preflight_checks import format_first
@@ -61,7 +62,7 @@ def check_accumulation(harness: EngineHarness) -> Iterator[CheckResult]:
         return
     gradients = [_compute_gradients(harness, size) for size in (2, 1)]
     small = _SmallGradients()
-    if config.precision.compute is Dtype.bf16:
+    if config.precision.compute is Dtype.bf16 and not is_extended(config.model, "model.norm"):
         small = _measure_small_gradients(harness)
     if not harness.is_rank0:
         return
@@ -170,7 +171,7 @@ def _measure_small_gradients(harness: EngineHarness) -> _SmallGradients:
 
 
 def _build_weights(config: Config) -> FullTensors:
-    """Return weights with opposite rows of two tokens, and layers without effect.
+    """Return weights with opposite rows of two tokens, layers without effect, and RMSNorm.
 
     The hidden state of a token is the sign vector of its row; its logit of itself is 1 to 2, and
     that of the other token the negative.

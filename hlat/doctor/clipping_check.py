@@ -5,7 +5,6 @@ gradient, then the gradients are right, and another factor is a fault of clippin
 moment.
 """
 
-import re
 from operator import attrgetter
 from typing import Any
 
@@ -16,7 +15,7 @@ from hlat.config.run import Config
 from hlat.doctor import tolerances
 from hlat.doctor.check_result import CheckResult, FaultLocation, build_result, skip_check
 from hlat.doctor.engine_harness import FullTensors, compute_clip_factor
-from hlat.doctor.gradient_errors import ExactGradients, compute_relative_errors
+from hlat.doctor.gradient_errors import ExactGradients, compute_relative_errors, get_weight_name
 from hlat.engine.interface import StepMetrics
 from hlat.model.parameter_spec import ParameterRole
 from hlat.optim.optimizer_spec import get_optimizer_spec
@@ -38,11 +37,14 @@ def find_factors(
         return {}
     slopes = {name: _compute_slope(gradients[name], exact[name]) for name in exact}
     # The exact gradient of a bias may be zero
-    factors = {name: slopes[re.sub(r"\bbias$", "weight", name)] for name in exact}
+    factors = {name: slopes.get(get_weight_name(name), slopes[name]) for name in exact}
     scaled = {name: factors[name] * gradient for name, gradient in exact.items()}
     errors = compute_relative_errors(gradients, scaled).values()
     is_scaled = all(error <= tolerance for error in errors)
-    is_one = all(abs(factor - 1) <= tolerance for factor in factors.values())
+    # The gradient of a single element has a larger error
+    is_one = all(
+        abs(factor - 1) <= tolerance for name, factor in factors.items() if exact[name].size > 1
+    )
     return factors if is_scaled and not is_one else {}
 
 

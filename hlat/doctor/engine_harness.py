@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from hlat.config.engine import EngineBackend
+from hlat.config.model import ModelConfig
 from hlat.config.run import Config
 from hlat.data.packed_sequences import PackedSequences
 from hlat.distributed.object_group import broadcast_object
@@ -277,21 +278,34 @@ def remove_gradients(config: Config, weights: FullTensors) -> FullTensors:
     The hidden states and the gradient with respect to them are then zero.
     """
     head = "model.embed_tokens.weight" if config.model.tie_embeddings else "lm_head.weight"
-    scale = np.float32(-1.0 if config.model.norm.zero_centered else 0.0)
-    return weights | {
-        head: np.zeros_like(weights[head]),
-        "model.norm.weight": np.full_like(weights["model.norm.weight"], scale),
-    }
+    removed = weights | {head: np.zeros_like(weights[head])}
+    offset = np.float32(config.model.norm.zero_centered)
+    for spec in _list_final_norm(config.model):
+        removed[spec.name] = np.full_like(weights[spec.name], -offset)
+    return removed
 
 
 def bypass_layers(config: Config, weights: FullTensors) -> FullTensors:
-    """Return the weights without the output of attention and MLP, and with a final norm of one."""
+    """Return the weights without the output of attention and MLP, and an initial final norm."""
+    specs = list_parameter_specs(config.model)
+    outputs = {_get_module(spec) for spec in specs if spec.role is ParameterRole.residual}
     bypassed = dict(weights)
-    for name, weight in weights.items():
-        if "layers" in name and name.split(".")[-2] in ("o_proj", "down_proj"):
-            bypassed[name] = np.zeros_like(weight)
-    scale = np.float32(not config.model.norm.zero_centered)
-    return bypassed | {"model.norm.weight": np.full_like(weights["model.norm.weight"], scale)}
+    for spec in specs:
+        if _get_module(spec) in outputs:
+            bypassed[spec.name] = np.zeros_like(weights[spec.name])
+    for spec in _list_final_norm(config.model):
+        value = np.float32(spec.init is Initialization.ones)
+        bypassed[spec.name] = np.full_like(weights[spec.name], value)
+    return bypassed
+
+
+def _list_final_norm(model: ModelConfig) -> list[ParameterSpec]:
+    return [spec for spec in list_parameter_specs(model) if _get_module(spec) == "model.norm"]
+
+
+def _get_module(spec: ParameterSpec) -> str:
+    """Return the name of the module that has the parameter."""
+    return spec.name.rpartition(".")[0]
 
 
 def sample_batch(config: Config, seed: int = 0) -> NDArray[np.int32]:

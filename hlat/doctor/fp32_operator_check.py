@@ -27,6 +27,7 @@ from hlat.doctor.engine_harness import (
     sample_batch,
     sample_weights,
 )
+from hlat.doctor.extension_reference import is_extended
 from hlat.model.parameter_spec import ParameterRole
 
 _OPERATORS = (Fp32Operator.norm, Fp32Operator.loss)
@@ -54,7 +55,8 @@ def check_fp32_operators(harness: EngineHarness) -> Iterator[CheckResult]:
         yield skip_check("fp32 operators", "all operators are in fp32")
         return
     faults, problems, gap = [], [], 0.0
-    if {*_OPERATORS} <= {*precision.fp32_operators}:
+    has_exact_loss = _has_exact_loss(harness.config)
+    if has_exact_loss:
         gap = _measure_loss_error(harness)
     if not gap <= _TOLERANCE:
         faults.append(FaultLocation("norm or loss", "precision"))
@@ -80,12 +82,18 @@ def check_fp32_operators(harness: EngineHarness) -> Iterator[CheckResult]:
     yield build_result(
         "fp32 operators",
         faults,
-        f"norm and loss have a relative error of {gap:.1e}, and rotary angles are right"
-        + (", as is the softmax" if has_exact_softmax else ""),
+        (f"norm and loss have a relative error of {gap:.1e}, and " if has_exact_loss else "")
+        + f"rotary angles {'and softmax ' if has_exact_softmax else ''}are right",
         "; ".join(problems),
         gap=gap,
         fraction=fraction,
     )
+
+
+def _has_exact_loss(config: Config) -> bool:
+    """Return True if the final norm, which is RMSNorm, and the loss are in fp32."""
+    is_fp32 = {*_OPERATORS} <= {*config.precision.fp32_operators}
+    return is_fp32 and not is_extended(config.model, "model.norm")
 
 
 def _has_exact_softmax(config: Config) -> bool:

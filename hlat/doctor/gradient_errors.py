@@ -1,5 +1,6 @@
 """Errors of measured gradients relative to exact ones."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,20 +22,36 @@ def compute_relative_errors(
 ) -> dict[str, float]:
     """Return the relative error of each gradient.
 
-    The error of a bias is relative to the gradient of its weight for a single input if that is
-    larger: the softmax does not depend on the bias of keys that do not rotate, and its gradient is
-    zero.
+    The gradients of some parameters are sums of terms that cancel. The error of the bias of a
+    linear layer is relative to the gradient of its weight for a single input if that is larger: the
+    softmax does not depend on the bias of keys that do not rotate, and its gradient is zero. The
+    error of a single element is relative to the gradients of its module in the same way.
     """
     errors = {}
     for name, measured in gradients.items():
         error = compute_relative_error(measured, exact[name])
-        if name.endswith(".bias"):
-            weight = exact[f"{name.removesuffix('bias')}weight"]
-            norm = np.linalg.norm(weight) / np.sqrt(weight.shape[1])
+        module, _, parameter = name.rpartition(".")
+        terms: list[NDArray[Any]] = []
+        if parameter == "bias":
+            terms = [exact.get(f"{module}.weight", exact[name])]
+        elif measured.size == 1:
+            terms = [values for other, values in exact.items() if other.startswith(f"{module}.")]
+        if terms:
+            norm = np.sqrt(sum(map(_compute_square_of_input, terms)))
             gap = float(np.linalg.norm(measured.astype(np.float64) - exact[name]) / norm)
             error = min(error, gap) if np.isfinite(gap) else error
         errors[name] = error
     return errors
+
+
+def get_weight_name(name: str) -> str:
+    """Return the name of the weight of the module whose bias is given; other names as they are."""
+    return re.sub(r"\.bias$", ".weight", name)
+
+
+def _compute_square_of_input(gradient: NDArray[Any]) -> float:
+    """Return the squared norm of a gradient, divided by the number of inputs of a matrix."""
+    return float(np.square(gradient).sum() / (gradient.shape[1] if gradient.ndim == 2 else 1))
 
 
 def compute_relative_error(measured: NDArray[Any], exact: NDArray[Any]) -> float:

@@ -26,7 +26,7 @@ def folder(tmp_path) -> Path:
 
 def test_examples_have_at_most_60_lines() -> None:
     files = [*EXAMPLES.glob("*.py")]
-    assert len(files) == 5
+    assert len(files) == 6
     for file in files:
         assert len(file.read_text().splitlines()) <= 60, file
 
@@ -95,22 +95,31 @@ def test_log_a_metric(hlat, small, folder) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("file", "kind", "layout"),
+    ("file", "component", "layout"),
     [
-        ("gated_attention", "gated", ["parallelism.tp=2", "precision=mixed"]),
-        ("gated_attention", "gated", ["parallelism.zero=3", "parallelism.dp=2"]),
-        ("differential_attention", "differential", ["parallelism.pp=2", "precision=bf16_sr"]),
-        ("differential_attention", "differential", ["parallelism.tp=2", "parallelism.dp=2"]),
+        ("gated_attention", "attention.kind=gated", ["parallelism.tp=2", "precision=mixed"]),
+        ("gated_attention", "attention.kind=gated", ["parallelism.zero=3", "parallelism.dp=2"]),
+        (
+            *("differential_attention", "attention.kind=differential"),
+            ["parallelism.pp=2", "precision=bf16_sr"],
+        ),
+        (
+            *("differential_attention", "attention.kind=differential"),
+            ["parallelism.tp=2", "parallelism.dp=2"],
+        ),
+        (
+            *("dynamic_tanh", "norm.kind=tanh"),
+            ["parallelism.tp=2", "parallelism.sequence_parallel=true", "precision=mixed"],
+        ),
     ],
 )
 @pytest.mark.xdist_group("processes")
-def test_the_doctor_passes_examples(hlat, small, folder, file, kind, layout) -> None:
+def test_the_doctor_passes_examples(hlat, small, folder, file, component, layout) -> None:
     data = [word for word in small if word.startswith("data.")]
-    done = hlat(
-        *("doctor", *data, f"extensions=[{file}.py]", f"model.attention.kind={kind}", *layout)
-    )
+    done = hlat("doctor", *data, f"extensions=[{file}.py]", f"model.{component}", *layout)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "pass  backward        gradients with model.attention are finite" in done.stdout
+    section = f"model.{component.partition('.')[0]}"
+    assert f"pass  backward        gradients with {section} are finite" in done.stdout
 
 
 @pytest.mark.parametrize("recipe", ["bf16_sr", pytest.param("mixed", marks=pytest.mark.slow)])
