@@ -6,7 +6,8 @@ from hlat.config.config_errors import ConfigError
 from hlat.config.run import Config
 from hlat.config.run_steps import compute_total_steps
 from hlat.jobs.campaign_file import CampaignStage
-from hlat.jobs.stage_expansion import ExpandedCampaign, get_start_step
+from hlat.jobs.stage_checkpoints import get_start_step
+from hlat.jobs.stage_expansion import ExpandedCampaign
 from hlat.plan import step_time
 
 
