@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
+from hlat.config.run import Config
+
 
 class CheckStatus(Enum):
     """Status of a check."""
@@ -56,3 +58,10 @@ def build_result(
 def skip_check(check: str, reason: str) -> CheckResult:
     """Return the result of a check that does not apply."""
     return CheckResult(check, CheckStatus.not_applicable, reason)
+
+
+def format_parallel_axes(config: Config) -> str:
+    """Return the axes with several ranks as "tp+pp+dp", or "model" if there are none."""
+    layout = config.parallelism
+    sizes = {"tp": layout.tp, "pp": layout.pp, "dp": layout.dp or 1}
+    return "+".join(axis for axis, size in sizes.items() if size > 1) or "model"

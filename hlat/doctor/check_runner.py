@@ -31,9 +31,10 @@ from hlat.doctor.data_order_check import check_data
 from hlat.doctor.engine_harness import EngineHarness
 from hlat.doctor.evaluation_check import check_decoding, check_labels
 from hlat.doctor.fp32_operator_check import check_fp32_operators
-from hlat.doctor.gradient_check import check_gradients, check_next_step
+from hlat.doctor.gradient_check import check_gradients
 from hlat.doctor.initialisation_check import check_initialisation
 from hlat.doctor.master_copy_check import check_master_copy
+from hlat.doctor.next_step_check import check_next_step
 from hlat.doctor.optimizer_check import check_numerics, check_optimizer
 from hlat.doctor.replica_check import check_replicas
 from hlat.doctor.rounding_check import check_rounding

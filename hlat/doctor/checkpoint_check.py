@@ -6,9 +6,13 @@ import numpy as np
 
 from hlat.checkpoint import checkpoint_store
 from hlat.doctor import tolerances
-from hlat.doctor.check_result import CheckResult, FaultLocation, build_result
+from hlat.doctor.check_result import (
+    CheckResult,
+    FaultLocation,
+    build_result,
+    format_parallel_axes,
+)
 from hlat.doctor.engine_harness import EngineHarness, StateTensors, sample_batch
-from hlat.doctor.gradient_check import format_parallel_axes
 from hlat.doctor.reduced_config import to_single_process
 from hlat.recovery.preflight_checks import format_first
 

@@ -18,7 +18,7 @@ from hlat.config.engine import EngineBackend
 from hlat.config.precision import Dtype, Fp32Operator
 from hlat.config.run import Config
 from hlat.data.packed_sequences import PackedSequences
-from hlat.doctor import gradient_check, reference_model
+from hlat.doctor import gradient_fault_location, reference_model
 from hlat.doctor.check_result import CheckResult, FaultLocation, build_result, skip_check
 from hlat.doctor.engine_harness import (
     EngineHarness,
@@ -139,7 +139,7 @@ def _find_wrong_angles(harness: EngineHarness) -> set[str]:
     config = harness.config
     num_sequences = config.num_micro_batches * (config.parallelism.dp or 1)
     variant = replace(config, batch=BatchConfig(num_sequences, 1, _LENGTH))
-    wrong = gradient_check.find_wrong_names(harness, variant)
+    wrong = gradient_fault_location.find_wrong_names(harness, variant)
     return {name for name in wrong if name.split(".")[-2] in ("q_proj", "k_proj")}
 
 

@@ -8,9 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hlat.config.model import ModelConfig
-from hlat.doctor.check_result import CheckResult, FaultLocation, build_result
+from hlat.doctor.check_result import (
+    CheckResult,
+    FaultLocation,
+    build_result,
+    format_parallel_axes,
+)
 from hlat.doctor.engine_harness import EngineHarness
-from hlat.doctor.gradient_check import format_parallel_axes
 from hlat.model.decoder_spec import ScaledInit
 from hlat.model.parameter_spec import Initialization, ParameterRole, ParameterSpec
 from hlat.model.weight_initialization import compute_initial_values
