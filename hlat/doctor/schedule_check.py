@@ -25,26 +25,35 @@ _TOLERANCE = 1e-9
 
 
 def check_schedule(harness: EngineHarness) -> Iterator[CheckResult]:
-    """Check the learning rate of each step, including those of stages with a rate of their own."""
-    config = harness.config
-    steps, name = _select_steps(config), config.schedule.name
-    if name not in _SHAPES:
-        yield from _check_extension(config, steps)
-        return
-    rates = [lr_schedule.compute_lr(step, config) for step in steps]
-    expected = [compute_reference_rate(config, step) for step in steps]
-    errors = np.abs(np.subtract(rates, expected)) / max(expected)
-    wrong = np.flatnonzero(~(errors <= _TOLERANCE))
+    """Check the learning rate of each step, including those of stages with a rate of their own.
+
+    The schedule of an extension has no formula here; its rates must not exceed the peak.
+    """
+    config, steps = harness.config, _select_steps(harness.config)
+    subject = f"schedule={config.schedule.name}"
+    rates = np.array([lr_schedule.compute_lr(step, config) for step in steps])
+    expected, numbers = list[float](), dict[str, float]()
+    if config.schedule.name in _SHAPES:
+        expected = [compute_reference_rate(config, step) for step in steps]
+        errors = np.abs(rates - expected) / max(expected)
+        wrong = np.flatnonzero(~(errors <= _TOLERANCE))
+        stages = [stage.name for stage in config.phase.timeline if stage.lr is not None]
+        subject += f" and of stages {', '.join(stages)}" if stages else ""
+        passed, failed = f"are those of the formulas to {errors.max():.1e}", "differ"
+        numbers["largest"] = float(errors.max())
+    else:
+        peak = max([config.optimizer.lr, *_list_stage_rates(config)])
+        wrong = np.flatnonzero(~((rates >= 0) & (rates <= peak * (1 + _TOLERANCE))))
+        passed, failed = f"are between 0 and {peak:g}", f"are not between 0 and the peak {peak:g}"
     first = wrong[0] if wrong.size else 0
-    stages = [stage.name for stage in config.phase.timeline if stage.lr is not None]
-    subject = f"schedule={name}" + (f" and of stages {', '.join(stages)}" if stages else "")
+    reference = f", expected {expected[first]:.6g}" if expected else ""
     yield build_result(
         "schedule",
         [FaultLocation(f"rate of step {steps[first]}", "schedule")] if wrong.size else [],
-        f"{len(steps)} rates of {subject} are those of the formulas to {errors.max():.1e}",
-        f"{len(wrong)} of {len(steps)} rates of {subject} differ, first at step {steps[first]}: "
-        f"{rates[first]:.6g}, expected {expected[first]:.6g}",
-        largest=float(errors.max()),
+        f"{len(steps)} rates of {subject} {passed}",
+        f"{len(wrong)} of {len(steps)} rates of {subject} {failed}, first at step {steps[first]}: "
+        f"{rates[first]:.6g}{reference}",
+        **numbers,
     )
 
 
@@ -64,26 +73,6 @@ def compute_reference_rate(config: Config, step: int) -> float:
         last = config.schedule.total_steps
     passed = min(1.0, (step - first) / (last - first)) if last > first else 0.0
     return stage.lr * (1 - passed) + stage.end_lr * passed
-
-
-def _check_extension(config: Config, steps: list[int]) -> Iterator[CheckResult]:
-    """Check the schedule of an extension, of which there is no formula: its rates are valid."""
-    peak = max([config.optimizer.lr, *_list_stage_rates(config)])
-    rates = np.array([lr_schedule.compute_lr(step, config) for step in steps])
-    wrong = np.flatnonzero(~((rates >= 0) & (rates <= peak * (1 + _TOLERANCE))))
-    first = wrong[0] if wrong.size else 0
-    yield build_result(
-        "schedule",
-        [FaultLocation(f"rate of step {steps[first]}", "schedule")] if wrong.size else [],
-        f"{len(steps)} rates of schedule={config.schedule.name} are between 0 and {peak:g}",
-        f"{len(wrong)} of {len(steps)} rates of schedule={config.schedule.name} are not between 0 "
-        f"and the peak {peak:g}, first at step {steps[first]}: {rates[first]:g}",
-    )
-
-
-def _list_stage_rates(config: Config) -> list[float]:
-    rates = [rate for stage in config.phase.timeline for rate in (stage.lr, stage.end_lr)]
-    return [rate for rate in rates if rate is not None]
 
 
 def _compute_factor(schedule: ScheduleConfig, step: int) -> float:
@@ -122,3 +111,8 @@ def _select_steps(config: Config) -> list[int]:
     steps = {change + offset for change in changes for offset in range(-2, 3)}
     steps |= {*np.linspace(0, max(changes), _NUM_SPREAD_STEPS).astype(int).tolist()}
     return sorted(step for step in steps if step >= 0)
+
+
+def _list_stage_rates(config: Config) -> list[float]:
+    rates = [rate for stage in config.phase.timeline for rate in (stage.lr, stage.end_lr)]
+    return [rate for rate in rates if rate is not None]
