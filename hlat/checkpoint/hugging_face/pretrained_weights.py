@@ -1,4 +1,4 @@
-"""Loading of pretrained weights from Hugging Face directories (from_hf) and NxD checkpoints.
+"""Loading of pretrained safetensors of Hugging Face (from_hf), and of NxD checkpoints.
 
 Weights are not converted: the checkpoint store has the names and shapes of Hugging Face
 (model/parameter_spec.py). They are validated from the headers of the files, so that a login node

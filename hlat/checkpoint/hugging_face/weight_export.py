@@ -1,9 +1,14 @@
-"""Export of checkpoint weights to a Hugging Face directory (to_hf), published by a rename."""
+"""Export of weights to Hugging Face (to_hf): safetensors files and model.safetensors.index.json.
+
+The directory is renamed to its final name when all files are complete.
+"""
 
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from torch import Tensor
 
 from hlat.checkpoint import checkpoint_store, safetensors_file
 from hlat.checkpoint.hugging_face.pretrained_weights import (
@@ -75,26 +80,39 @@ def export_weights(
             for shard in shards:
                 tensors = {}
                 for parameter in shard.parameters:
-                    shape = parameter.shape
-                    tensor = reader.read(f"weights/{parameter.name}", build_full_slice(shape))
+                    name, shape = parameter.name, parameter.shape
+                    tensor = reader.read(f"weights/{name}", build_full_slice(shape))
                     tensor = tensor.to(TORCH_DTYPES[dtype])
-                    if not (allow_non_finite or tensor.isfinite().all()):
-                        raise ConfigError(
-                            f"{parameter.name} in {checkpoint} has {(~tensor.isfinite()).sum()} of "
-                            f"{tensor.numel()} elements that are NaN or infinite in {dtype.value}; "
-                            "export an earlier step, or use allow_non_finite=true"
-                        )
-                    tensors[parameter.name] = (shape, tensor)
+                    if not allow_non_finite:
+                        _validate_finite(tensor, f"{name} in {checkpoint}", dtype)
+                    tensors[name] = (shape, tensor)
                 # transformers 4 requires the format
                 blocks = safetensors_file.serialize_tensors(tensors, {"format": "pt"})
                 durable_files.write_file(directory / shard.name, blocks)
                 on_shard_written(shard)
         if len(shards) > 1:
-            extra_files = {SAFE_WEIGHTS_INDEX_NAME: _build_index(shards), **extra_files}
+            index = _build_safetensors_index(shards)
+            extra_files = {SAFE_WEIGHTS_INDEX_NAME: index, **extra_files}
         for name, content in extra_files.items():
             durable_files.write_file(directory / name, [content])
         durable_files.fsync_directory(directory)
         durable_files.rename_durably(directory, output.absolute())
+
+
+def _validate_finite(tensor: Tensor, label: str, dtype: Dtype) -> None:
+    is_finite = tensor.isfinite()
+    if not is_finite.all():
+        raise ConfigError(
+            f"{label} has {(~is_finite).sum()} of {tensor.numel()} elements that are NaN or "
+            f"infinite in {dtype.value}; export an earlier step, or use allow_non_finite=true"
+        )
+
+
+def _build_safetensors_index(shards: tuple[ExportShard, ...]) -> bytes:
+    """Return model.safetensors.index.json, which maps each parameter to its file."""
+    weight_map = {p.name: shard.name for shard in shards for p in shard.parameters}
+    metadata = {"total_size": sum(shard.num_bytes for shard in shards)}
+    return json.dumps({"metadata": metadata, "weight_map": weight_map}, indent=2).encode()
 
 
 def validate_weights_match(checkpoint: StoragePath, model: ModelConfig) -> None:
@@ -106,9 +124,3 @@ def validate_weights_match(checkpoint: StoragePath, model: ModelConfig) -> None:
         f"weights/{parameter.name}": parameter.shape for parameter in list_parameter_specs(model)
     }:
         raise ConfigError(f"{checkpoint} does not contain the weights of the model it describes")
-
-
-def _build_index(shards: tuple[ExportShard, ...]) -> bytes:
-    weight_map = {p.name: shard.name for shard in shards for p in shard.parameters}
-    metadata = {"total_size": sum(shard.num_bytes for shard in shards)}
-    return json.dumps({"metadata": metadata, "weight_map": weight_map}, indent=2).encode()
