@@ -24,6 +24,7 @@ from tqdm import tqdm
 from hlat.config.config_errors import ConfigError
 from hlat.data.token_decoder import decode_continuation
 from hlat.distributed.object_group import broadcast_object
+from hlat.distributed.parallel_state import ParallelState
 from hlat.evaluate import humaneval_rpc, sandbox
 from hlat.evaluate.sandbox import ProgramResult, ResourceLimits
 from hlat.inference.inference_model import InferenceModel, build_stop_check
@@ -108,18 +109,7 @@ def run_humaneval(
         "seed": settings.seed,
     }
     record = _JsonlRecord(output_dir / SAMPLES_FILE, header)
-    rows, errors = None, None
-    if parallel.is_rank0:
-        try:
-            if settings.run_generated_code:
-                sandbox.validate_isolation(not settings.accept_weak_sandbox)
-            rows = record.load_rows()
-        except ConfigError as error:
-            errors = error.problems
-    rows, errors = broadcast_object(parallel.world_group, [rows, errors])
-    if errors is not None:
-        raise ConfigError(*errors)
-
+    rows = _load_saved_samples(record, settings, parallel)
     completions = {_get_key(row): row["completion"] for row in rows}
     for batch in _generate_samples(model, tokenizer, problems, settings, {*completions}):
         completions |= batch
@@ -138,6 +128,24 @@ def run_humaneval(
         passed = _execute_samples(problems, completions, settings, output_dir, header)
         scores = _compute_pass_rates(problems, passed, settings.num_samples)
     return {name: float(v) for name, v in broadcast_object(parallel.world_group, scores).items()}
+
+
+def _load_saved_samples(
+    record: "_JsonlRecord", settings: HumanEvalSettings, parallel: ParallelState
+) -> list[dict[str, Any]]:
+    """Return the saved samples on all ranks; raise ConfigError on all if rank 0 cannot go on."""
+    rows, errors = None, None
+    if parallel.is_rank0:
+        try:
+            if settings.run_generated_code:
+                sandbox.validate_isolation(not settings.accept_weak_sandbox)
+            rows = record.load_rows()
+        except ConfigError as error:
+            errors = error.problems
+    rows, errors = broadcast_object(parallel.world_group, [rows, errors])
+    if errors is not None:
+        raise ConfigError(*errors)
+    return list(rows)
 
 
 def list_ks(num_samples: int) -> list[int]:
