@@ -1,4 +1,4 @@
-"""Batch of sequences that an engine decodes together; each joins and leaves it between two tokens.
+"""Continuous batching: sequences decoded together, which join and leave between two tokens.
 
 A sequence is prefilled by itself and then joins the batch. Its tokens depend on the other sequences
 only through rounding: the random bits depend on its seed, its sample id and the position.

@@ -1,4 +1,4 @@
-"""Queue of generations: one thread decodes a batch, which they join and leave between two tokens.
+"""Scheduler of the server: one thread decodes a batch, which waiting generations join.
 
 The coroutine of a request reads the parts of its completions from an `asyncio.Queue`. If it ends
 early, because the client disconnects, its generations are removed from queue and batch.
@@ -13,7 +13,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from hlat.inference.decode_batch import DecodeSequence
-from hlat.inference.generation import Finish, Generation, GenerationRequest, TextPart, TokenNames
+from hlat.inference.server_generation import (
+    Finish,
+    Generation,
+    GenerationRequest,
+    TextPart,
+    TokenNames,
+)
 from hlat.inference.text_generator import TextGenerator
 
 MAX_WAITING = 1024

@@ -1,8 +1,8 @@
-"""Log-probabilities of token sequences, and generation, on top of an engine.
+"""Log-probabilities and generation of token sequences with the model of an engine, in batches.
 
-Sequences are sorted and batched here, and shared prefixes are computed once. Results depend on
-other requests, batches and the layout only through rounding; samples depend only on the seed, the
-sample id and the position.
+Sequences are sorted and batched here, and shared prefixes are computed once. The decoding loop of a
+batch is in decoding_loop.py. Results depend on other requests, batches and the layout only through
+rounding; samples depend only on the seed, the sample id and the position.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +15,7 @@ from hlat.distributed.object_group import broadcast_object
 from hlat.distributed.parallel_state import ParallelState
 from hlat.engine.interface import DecodeState, Engine
 from hlat.inference.decode_batch import DecodeBatch, derive_random_bits
+from hlat.inference.decoding_loop import pad_tokens, run_decoding_loop
 from hlat.inference.prefix_tree import PrefixNode, ScoredSequence, TokenQuery, build_prefix_tree
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ MAX_BATCH_TOKENS = 8192
 _MAX_TRUNCATED_BYTES = 3
 _REPLACEMENT = "\ufffd"
 """Character that a decoder returns for bytes of an incomplete character."""
-_ROOT_ROW = np.zeros(1, np.int64)
 
 
 class InferenceModel:
@@ -96,9 +96,9 @@ class InferenceModel:
         local_results = []
         for batch in _split_into_batches(shard, sizes, self._max_batch_tokens):
             bits = [derive_random_bits(seed, sample_ids[i], max_new_tokens) for i in batch]
-            batch_prompts, sampling = [tuple(prompts[i]) for i in batch], (temperature, top_p)
-            ids = _generate_batch(
-                self._engine, batch_prompts, np.stack(bits), is_finished, *sampling
+            batch_prompts = [tuple(prompts[i]) for i in batch]
+            ids = run_decoding_loop(
+                self._engine, batch_prompts, np.stack(bits), is_finished, temperature, top_p
             )
             local_results += [[i, tokens] for i, tokens in zip(batch, ids, strict=True)]
         generated = dict(self._gather_results(local_results))
@@ -116,7 +116,7 @@ class InferenceModel:
         order = sorted(sizes, key=lambda i: len(nodes[i][1].tokens))
         for indices in _split_into_batches(order, sizes, self._max_batch_tokens):
             batch = [nodes[i] for i in indices]
-            tokens, lengths = _pad_tokens([node.tokens for _, node in batch])
+            tokens, lengths = pad_tokens([node.tokens for _, node in batch])
             # Sequences that share no prefix need no KV cache
             use_cache = any(node.start or node.children for _, node in batch)
             capacity = tokens.shape[1] if use_cache else 0
@@ -183,47 +183,6 @@ def _add_scores(
     np.logical_and.at(is_greedy, requests, greedy_tokens == tokens)
 
 
-def _generate_batch(
-    engine: Engine,
-    prompts: list[tuple[int, ...]],
-    random_bits: NDArray[np.int64],
-    is_finished: Callable[[list[int]], bool],
-    temperature: float,
-    top_p: float,
-) -> list[list[int]]:
-    """Generate until all sequences are finished or have the length of `random_bits`, [n, s]."""
-    unique, max_new_tokens = sorted(set(prompts)), random_bits.shape[1]
-    tokens, lengths = _pad_tokens(unique)
-    state = engine.create_decode_state().select(_ROOT_ROW.repeat(len(unique)), tokens.shape[1])
-    state.append(tokens, lengths)
-    rows = np.array([unique.index(prompt) for prompt in prompts])
-    generated: list[list[int]] = [[] for _ in prompts]
-    cached = active = np.arange(len(prompts))
-    for position in range(1, max_new_tokens + 1):
-        sampled = state.sample(
-            rows,
-            random_bits[active, position - 1],
-            np.full(len(rows), temperature),
-            np.full(len(rows), top_p),
-        )
-        for i, token in zip(active.tolist(), sampled.tolist(), strict=True):
-            generated[i].append(token)
-        is_active = [not is_finished(generated[i]) for i in active]
-        active, sampled = active[is_active], sampled[is_active]
-        if not len(active) or position == max_new_tokens:
-            break
-        if position == 1:
-            state = state.select(rows, max_new_tokens)
-        if 2 * len(active) <= len(cached):  # drop the cache of finished sequences
-            state = state.select(np.searchsorted(cached, active), max_new_tokens - position)
-            cached = active
-        rows = np.searchsorted(cached, active)
-        tokens = np.zeros((len(cached), 1), np.int32)
-        tokens[rows, 0] = sampled
-        state.append(tokens, np.ones(len(cached), np.int64))
-    return generated
-
-
 def _build_sequences(
     requests: Sequence[tuple[Sequence[int], Sequence[int]]],
 ) -> list[ScoredSequence]:
@@ -268,14 +227,3 @@ def _split_into_batches(
         batch.append(i)
     if batch:
         yield batch
-
-
-def _pad_tokens(
-    sequences: Sequence[tuple[int, ...]],
-) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """Return token ids padded with zeros, [n, s], and the lengths, [n]."""
-    lengths = np.array([len(sequence) for sequence in sequences], np.int64)
-    tokens = np.zeros((len(sequences), lengths.max()), np.int32)
-    for row, sequence in zip(tokens, sequences, strict=True):
-        row[: len(sequence)] = sequence
-    return tokens, lengths

@@ -24,9 +24,9 @@ from hlat.inference.completion_requests import (
     parse_json_body,
     parse_request,
 )
-from hlat.inference.generation import Finish, GenerationRequest, TextPart
 from hlat.inference.generation_queue import GenerationQueue, UnavailableError
 from hlat.inference.openai_responses import ResponseFormat, Usage, format_event
+from hlat.inference.server_generation import Finish, GenerationRequest, TextPart
 from hlat.inference.text_generator import PromptTooLongError, TextGenerator
 
 T = TypeVar("T")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hlat.inference.generation import TextPart, TokenScore
+from hlat.inference.server_generation import TextPart, TokenScore
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""Generated text of a model: of one prompt as it appears, or of many prompts in batches.
+"""Text generation with a model: for one prompt as a stream, or for many prompts in batches.
 
-A text ends at a stop string, at a token that ends a document or message, after `max_tokens` tokens,
-or at the end of the context.
+The decoding loop is in decoding_loop.py. A text ends at a stop string, at a token that ends a
+document or message, after `max_tokens` tokens, or at the end of the context.
 """
 
 from collections.abc import Callable, Iterator, Sequence

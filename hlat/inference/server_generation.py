@@ -1,4 +1,4 @@
-"""One text that the server generates: its sequence in the batch, its parts and their scores."""
+"""State of one text that the server generates: its sequence in the batch, its parts and scores."""
 
 from dataclasses import dataclass, field
 from functools import cache
