@@ -50,7 +50,7 @@ def list_kernels(num_rows: int, length: int, device: str) -> dict[str, Attend]:
     documents = build_masks(KeyRange(starts), [None], shape, torch.bfloat16, torch.device(device))
 
     def attend_within_documents(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return attend(q, k, v, documents, None, q.shape[-1] ** -0.5, None, None)
+        return attend(q, k, v, q.shape[-1] ** -0.5, documents)
 
     return {
         "torch's choice": make_sdpa(None),

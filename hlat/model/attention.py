@@ -31,7 +31,7 @@ class CoreAttention(nn.Module):
     ) -> Tensor:
         """Attend to the keys in the range and the window of the layer; returns y_BNSD."""
         return attend(
-            q_BNSD, k_BGSD, v_BGSD, key_range, self.window, self.scale, self.softcap, sinks_N
+            q_BNSD, k_BGSD, v_BGSD, self.scale, key_range, self.window, self.softcap, sinks_N
         )
 
 

@@ -46,11 +46,11 @@ def attend(
     q_BNSD: Tensor,
     k_BGKD: Tensor,
     v_BGKD: Tensor,
-    key_range: KeyRange | None,
-    window: int | None,
     scale: float,
-    softcap: float | None,
-    sinks_N: Tensor | None,
+    key_range: KeyRange | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks_N: Tensor | None = None,
 ) -> Tensor:
     """Return y_BNSD, the softmax of the scores times the values.
 
@@ -58,10 +58,10 @@ def attend(
         q_BNSD: Queries.
         k_BGKD: Keys; the R consecutive query heads of a group attend to the same keys.
         v_BGKD: Values.
+        scale: Factor of the scores.
         key_range: Keys that each query attends to; None: all keys up to its position. Without
             `last_BS` the queries are the last positions of the keys.
         window: Limit to this number of keys up to the position of the query; None: no limit.
-        scale: Factor of the scores.
         softcap: Limit the scores to this value c by c * tanh(score / c); None: no limit.
         sinks_N: Logit of each head that is added to the denominator of the softmax; None: none.
     """

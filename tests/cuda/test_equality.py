@@ -73,7 +73,7 @@ def test_attention_within_documents_equals_the_cpu(device, window) -> None:
             KeyRange(starts), [window], (2, 300, 300), torch.float32, torch.device(name)
         )
         leaves = [each.to(name).requires_grad_() for each in inputs]
-        y = attend(*leaves, masks, window, 32**-0.5, None, None)
+        y = attend(*leaves, 32**-0.5, masks, window)
         y.backward(grad.to(name))
         results.append([y.detach().cpu(), *(leaf.grad.cpu() for leaf in leaves)])
     for found, expected in zip(*results, strict=True):

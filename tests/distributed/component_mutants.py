@@ -43,7 +43,7 @@ def _as_the_first_layer(right: Any) -> Any:
 
 def _attend(**settings: Any) -> Plant:
     """Call attention with other settings."""
-    names = ("key_range", "window", "scale", "softcap", "sinks")
+    names = ("scale", "key_range", "window", "softcap", "sinks")
 
     def make(right: Any) -> Any:
         def attend(q, k, v, *values):
@@ -56,7 +56,7 @@ def _attend(**settings: Any) -> Plant:
     return around(attention, "attend", make)
 
 
-def _softcap_after_mask(q, k, v, key_range, window, scale, softcap, sinks):
+def _softcap_after_mask(q, k, v, scale, key_range, window, softcap, sinks):
     """Apply the cap after the mask: masked scores are -cap instead of -inf."""
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
     positions = torch.arange(q.shape[2])

@@ -198,7 +198,7 @@ def _angles_in_bf16(right: Any) -> Any:
     return lambda *settings: right(*settings, angle_dtype=torch.bfloat16)
 
 
-def _softmax_in_bf16(q, k, v, key_range, window, scale, softcap, sinks):
+def _softmax_in_bf16(q, k, v, scale, key_range, window, softcap, sinks):
     k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
     scores = q @ k.transpose(-1, -2) * scale
     is_later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)

@@ -100,7 +100,7 @@ class Case:
         q, k, v, *sinks = inputs
         key_range = key_range or self.build_key_range()
         sinks_N = sinks[0] if sinks else None
-        return attend(q, k, v, key_range, self.window, self.scale, self.softcap, sinks_N)
+        return attend(q, k, v, self.scale, key_range, self.window, self.softcap, sinks_N)
 
     def attend_naively(self, *inputs: Tensor, mask: Tensor | None = None) -> Tensor:
         """Compute attention with one matrix of queries over keys per head."""
@@ -204,7 +204,7 @@ def test_documents_of_a_row_are_independent() -> None:
     packed = case.attend(q, k, v)
     for begin, end in zip(starts, [*starts[1:], case.num_tokens], strict=True):
         document = [x[:, :, begin:end] for x in (q, k, v)]
-        separate = attend(*document, None, None, case.scale, None, None)
+        separate = attend(*document, case.scale)
         torch.testing.assert_close(packed[:, :, begin:end], separate)
 
 
@@ -445,5 +445,5 @@ def test_kernels_of_other_devices_have_grouped_queries_in_bf16_only(
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", record)
     q_BNSD = torch.empty(1, 4, 8, 16, dtype=dtype, device="meta")
     k_BGKD = torch.empty(1, 2, 8, 16, dtype=dtype, device="meta")
-    attend(q_BNSD, k_BGKD, k_BGKD, None, None, 0.25, None, None)
+    attend(q_BNSD, k_BGKD, k_BGKD, 0.25)
     assert seen == [(num_heads, num_heads, num_heads == 2)]
