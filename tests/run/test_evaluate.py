@@ -463,7 +463,9 @@ def test_skip_tasks_with_scores_in_a_job(trained, data, monkeypatch):
     run = ("runs/whole", f"data={data}")
     assert call(evaluate, trained, *run, "tasks=hlat_csp_en", "limit=2").code == 0
     monkeypatch.setenv("HLAT_RDZV_ENDPOINT", "127.0.0.1:1")  # as in a job of a launcher
-    monkeypatch.setattr("hlat.rank_environment.must_launch_workers", lambda config: False)
+    monkeypatch.setattr(
+        "hlat.distributed.rank_environment.must_launch_workers", lambda config: False
+    )
     settings = ("tasks=hlat_csp_en,hlat_csp_fr", "limit=2")
     assert call(evaluate, trained, *run, *settings).out.count("crows_pairs_french") == 2
     again = call(evaluate, trained, *run, *settings)
