@@ -11,19 +11,19 @@ from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from hlat.checkpoint.training_state import TrainingState
 from hlat.config import entry_point
 from hlat.config.config_errors import ExitCode
-from hlat.config.redaction import redact_text
+from hlat.config.frozen_config import format_run_config
 from hlat.config.resolve import resolve_config
 from hlat.config.run import Config
 from hlat.config.run_steps import compute_total_steps
 from hlat.distributed import exit_record, rank_environment
 from hlat.engine.neuron import neuron_packages
 from hlat.plan.feasibility import validate_feasibility, validate_vocab_size
-from hlat.recovery import signal_handler
+from hlat.recovery import run_copy, signal_handler
 
 if TYPE_CHECKING:
     from hlat.data.data_loader import DataLoader
@@ -41,10 +41,7 @@ def main(composed: DictConfig) -> ExitCode:
         print_preview(config.data, config.phase, config.batch, config.run.seed)
         return ExitCode.FINISHED
     validate_feasibility(config)
-    from hlat.recovery import run_copy
-
-    composed.run.name = redact_text(str(config.run.name))
-    yaml = OmegaConf.to_yaml(composed)
+    yaml = format_run_config(composed, str(config.run.name))
     if run_copy.use_finished_run(config, yaml, overrides):
         return exit_record.run_with_exit_record(lambda: ExitCode.FINISHED)
     neuron_packages.validate_torch_release()

@@ -62,6 +62,12 @@ def format_config(composed: DictConfig) -> str:
     return OmegaConf.to_yaml(composed)
 
 
+def format_run_config(composed: DictConfig, name: str) -> str:
+    """Return the composed configuration of a run as YAML, with the name of its directory."""
+    composed.run.name = redaction.redact_text(name)
+    return format_config(composed)
+
+
 def load_frozen_config(directory: Path) -> DictConfig:
     """Return the configuration that `save_frozen_config` saved, after loading its extensions.
 
