@@ -57,10 +57,6 @@ class ExpandedCampaign:
         """Directory of the campaign."""
         return self.campaign.directory
 
-    def get_job(self, name: str) -> StageJob:
-        """Return a job by name."""
-        return next(job for job in self.jobs if job.name == name)
-
 
 def expand_campaign(campaign: Campaign) -> ExpandedCampaign:
     """Return the jobs of a campaign.

@@ -11,31 +11,15 @@ use the same view. With two key/value groups of two query heads each, and one ro
     v_proj: blocks at rows 3 and 7, a view [2 blocks, 1 row, columns]
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from torch import Tensor
 
-from hlat.config.model import ModelConfig
-from hlat.model.decoder_spec import list_module_parameters
 from hlat.model.parameter_spec import RowRange
 
 _Block = tuple[int, RowRange]
 """First row in the fused tensor, and the canonical rows from there."""
-
-
-def iter_canonical_views(
-    model: ModelConfig, tensors: Mapping[str, Tensor]
-) -> Iterator[tuple[str, Tensor]]:
-    """Yield the canonical name and a view of each parameter in unsharded tensors.
-
-    The elements of a view in row-major order are those of the canonical tensor:
-    `view.reshape(shape)` reads it, `view.copy_(canonical.view(view.shape))` writes it.
-    """
-    parameters = {parameter.name: parameter for parameter in list_module_parameters(model)}
-    for name, tensor in tensors.items():
-        for row_range, view, _ in iter_row_views(parameters[name].rows, tensor):
-            yield row_range.name, view
 
 
 def iter_row_views(

@@ -12,10 +12,10 @@ from hlat.checkpoint.hugging_face.pretrained_weights import load_pretrained, val
 from hlat.config.config_errors import ConfigError
 from hlat.config.model import ModelConfig
 from hlat.distributed.state_shard import StateShard
-from hlat.model.canonical_views import iter_canonical_views
 from hlat.model.decoder import Decoder
 from hlat.model.decoder_spec import list_parameter_specs
 from tests.nxd.support.ranks import require_nxd, run
+from tests.support.canonical_parameters import iter_canonical_views
 
 pytestmark = pytest.mark.nxd
 require_nxd()

@@ -16,10 +16,10 @@ from hlat.checkpoint.hugging_face.pretrained_weights import load_pretrained
 from hlat.config.model import ModelConfig
 from hlat.data.tokenizer import EMBEDDED_FILE
 from hlat.distributed.state_shard import StateShard
-from hlat.model.canonical_views import iter_canonical_views
 from hlat.model.decoder import Decoder
 from hlat.model.decoder_spec import list_parameter_specs
 from tests.run.conftest import Runner, call_command
+from tests.support.canonical_parameters import iter_canonical_views
 
 transformers = pytest.importorskip("transformers")
 

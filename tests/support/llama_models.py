@@ -7,9 +7,9 @@ import torch
 
 from hlat.config.model import ModelConfig
 from hlat.distributed.state_shard import StateShard
-from hlat.model.canonical_views import iter_canonical_views
 from hlat.model.decoder import Decoder
 from hlat.model.decoder_spec import list_parameter_specs
+from tests.support.canonical_parameters import iter_canonical_views
 
 transformers = pytest.importorskip("transformers")
 

@@ -13,12 +13,12 @@ from hlat.config.config_json import parse_section
 from hlat.config.model import ModelConfig
 from hlat.config.precision import Dtype
 from hlat.model.attention_spec import LayerType
-from hlat.model.canonical_views import iter_canonical_views
 from hlat.model.computation_settings import replace_settings
 from hlat.model.decoder import Decoder
 from hlat.model.families import FAMILIES, FAMILY_NAMES
 from hlat.model.families.hugging_face_config import build_hf_config
 from hlat.model.rope_spec import RopeScaling
+from tests.support.canonical_parameters import iter_canonical_views
 
 transformers = pytest.importorskip("transformers")
 

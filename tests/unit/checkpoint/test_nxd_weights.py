@@ -27,9 +27,9 @@ from hlat.checkpoint.hugging_face.pretrained_weights import (
 from hlat.config.config_errors import ConfigError
 from hlat.config.model import InitCopies, ModelConfig
 from hlat.distributed.state_shard import StateShard
-from hlat.model.canonical_views import iter_canonical_views
 from hlat.model.decoder import Decoder
 from hlat.model.decoder_spec import list_parameter_specs
+from tests.support.canonical_parameters import iter_canonical_views
 
 GQA = ModelConfig("gqa", 3, 64, 96, 8, 2, 128)
 MHA = replace(GQA, num_key_value_heads=8)

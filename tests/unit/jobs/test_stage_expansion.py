@@ -63,7 +63,8 @@ def test_jobs_have_the_commands_of_their_stages(tmp_path: Path) -> None:
 
 def test_a_stage_replaces_an_override_of_all_stages(tmp_path: Path) -> None:
     expanded = expand(tmp_path, ("[run.steps=60]", "[run.steps=60, checkpoint.milestone_tokens=4]"))
-    given = [word for word in expanded.get_job("second").arguments if "milestone" in word]
+    (job,) = [job for job in expanded.jobs if job.name == "second"]
+    given = [word for word in job.arguments if "milestone" in word]
     assert given == ["checkpoint.milestone_tokens=4"]
 
 

@@ -9,7 +9,6 @@ from hlat.config.model import ModelConfig
 from hlat.data.packed_sequences import compute_document_ids
 from hlat.distributed.parameter_shards import slice_row_ranges
 from hlat.model import decoder
-from hlat.model.canonical_views import iter_canonical_views
 from hlat.model.canonical_views import iter_row_views as views_of
 from hlat.model.decoder import Decoder
 from hlat.model.decoder_spec import (
@@ -18,6 +17,7 @@ from hlat.model.decoder_spec import (
     list_parameter_specs,
 )
 from hlat.model.loss import build_next_token_targets, linear_cross_entropy
+from tests.support.canonical_parameters import iter_canonical_views
 from tests.support.llama_models import _seed, build_transformers_llama  # noqa: F401
 
 transformers = pytest.importorskip("transformers")

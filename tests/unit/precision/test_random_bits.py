@@ -11,7 +11,6 @@ from hlat.config.model import ModelConfig
 from hlat.distributed.parameter_shards import compute_shard
 from hlat.engine.native.step_rounding import build_shard_generator
 from hlat.model.attention_spec import AttentionConfig
-from hlat.model.canonical_views import iter_canonical_views
 from hlat.model.decoder import Decoder
 from hlat.model.decoder_spec import list_module_parameters
 from hlat.precision import stochastic_rounding
@@ -20,6 +19,7 @@ from hlat.precision.random_bits import (
     RandomBitsGenerator,
     build_random_bits_generator,
 )
+from tests.support.canonical_parameters import iter_canonical_views
 
 MODEL = ModelConfig("test", 2, 48, 40, 4, 2, 131)
 COUNTER = torch.tensor(7)
