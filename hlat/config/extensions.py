@@ -133,13 +133,19 @@ def save_copies(directory: Path, paths: Iterable[str]) -> None:
 
 def format_missing_extension(section: str, kind: str, config_yaml: str) -> str:
     """Return the error for a component of a run, given its configuration, that is not loaded."""
-    lines = yaml.safe_load(config_yaml) if config_yaml else {}
-    recorded = lines.get(KEY) if isinstance(lines, dict) else None
-    if not recorded:
+    if (word := find_missing(config_yaml)) is None:
         return components.format_unknown_kind(section, kind)
-    word = f"{KEY}=[{','.join(map(str, recorded))}]"
     key = f"{section}.{components.SELECTORS[section]}"
     return f"{key}={kind} is a component of an extension; add {word}"
+
+
+def find_missing(config_yaml: str) -> str | None:
+    """Return the word `extensions=[FILE,...]` of a run, if one of its files is not loaded."""
+    lines = yaml.safe_load(config_yaml) if config_yaml else {}
+    paths = [str(path) for path in (lines.get(KEY) if isinstance(lines, dict) else None) or ()]
+    if all(Path(path).stem in _loaded for path in paths):
+        return None
+    return f"{KEY}=[{','.join(paths)}]"
 
 
 def find_changed(recorded: Mapping[str, Any]) -> list[str]:

@@ -9,7 +9,9 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from hlat.config import extensions
 from hlat.config.argument_parser import (
     CommandLineParser,
     is_launcher_override,
@@ -17,6 +19,9 @@ from hlat.config.argument_parser import (
     run_command,
 )
 from hlat.config.config_errors import ConfigError, ExitCode
+
+if TYPE_CHECKING:
+    from hlat.study.run_record import RunRecord
 
 _EXAMPLES = """\
 examples:
@@ -58,6 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     wandb = "save the tables and verdicts of a study as a W&B report in this project"
     add("--wandb", metavar="[ENTITY/]PROJECT", help=wandb)
     add("--serve", type=_parse_port, nargs="?", const=0, metavar="PORT", help=serve)
+    parser.add_extensions()
     typed = list(sys.argv[1:] if argv is None else argv)
     arguments = parser.parse(typed)
     overrides = [str(word) for word in arguments.runs if is_launcher_override(str(word))]
@@ -73,6 +79,8 @@ def _submit(runs: Sequence[Path], words: Sequence[str], overrides: Sequence[str]
     """Submit the report of one run or directory as a job."""
     from hlat.config.command_submission import submit_command
 
+    if any(word.startswith("extensions=") for word in words):
+        raise ConfigError("a job of a report has no copy of extensions; write it on this machine")
     if len(runs) != 1:
         raise ConfigError(f"a job writes the report of one directory, but {len(runs)} are given")
     if not submit_command("report", runs[0], words, overrides):
@@ -170,8 +178,16 @@ def _write_report(run_dir: Path) -> list[str]:
     from hlat.study.run_record import load_run_record
 
     record = load_run_record(run_dir)
+    _warn_of_missing_extensions([record])
     page = str(write_report(run_dir, record))
     return [*filter(None, [format_goodput_summary(record.time_ledger)]), page]
+
+
+def _warn_of_missing_extensions(records: "Sequence[RunRecord]") -> None:
+    """Print the words with which the report also has the facts of models of extensions."""
+    for word in dict.fromkeys(extensions.find_missing(record.config) for record in records):
+        if word is not None:
+            print(f"hlat: parameters and FLOPs are missing; add {word}", file=sys.stderr)
 
 
 def _compare_runs(
@@ -188,6 +204,7 @@ def _compare_runs(
             f"written; use output={output_dir.with_suffix('')}"
         )
     records = run_comparison.load_run_records(directories)
+    _warn_of_missing_extensions(records)
     untrained = run_comparison.load_untrained_points(directories)
     lines = format_table(*run_comparison.build_comparison_table(records))
     if common_table := run_comparison.build_common_table(records):

@@ -53,6 +53,13 @@ def test_train_resume_generate_and_refuse_the_export(hlat, small, folder) -> Non
     )
     done = hlat("inference.generate", "runs/x", "The", "max_tokens=2", GATED[0])
     assert done.returncode == 0, done.stderr
+    done = hlat("report", "runs/x")
+    assert done.returncode == 0
+    assert done.stderr.startswith("hlat: parameters and FLOPs are missing; add extensions=[gated_")
+    done = hlat("report", "runs/x", GATED[0])
+    assert done.returncode == 0
+    assert done.stderr == ""
+    assert "Parameters</dt>" in (folder / "runs/x/report.html").read_text()
     done = hlat("evaluate", "runs/x", "tasks=heldout", GATED[0], "hydra/launcher=slurm")
     assert done.returncode == 2
     assert "a job of an evaluation has no copy of the files" in done.stderr
