@@ -35,7 +35,7 @@ def parse_training_settings(checkpoint: StoragePath, state: TrainingState) -> Tr
     """
     try:
         data = state.data["fingerprint"]
-        length, dtype = data["batch.sequence_length"], state.adjustable["precision.weights"]
+        length, dtype = data["batch.sequence_length"], state.adjustable["precision.param_dtype"]
         eos_token, sha256 = data["data.eos_token"], data["data.tokenizer"]
         bos_token = data.get("data.bos_token")
         if type(length) is not int or not isinstance(eos_token + sha256 + (bos_token or ""), str):

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hlat.config.config_errors import ConfigError
+from hlat.config.renamed_keys import rename_settings
 
 _MAX_INT64 = 2**63 - 1
 _REQUIRED_FIELDS = ("step", "tokens", "data", "fixed", "adjustable")
@@ -57,7 +58,7 @@ class TrainingState:
 
     @classmethod
     def from_json(cls, value: Any) -> "TrainingState":
-        """Return the state from the output of `to_json`.
+        """Return the state from the output of `to_json`, with present keys of settings.
 
         Raises:
             ConfigError: The value is not a state of this version of hlat.
@@ -73,4 +74,4 @@ class TrainingState:
                 "the checkpoint's state.json was not written by this version of hlat: "
                 f"{', '.join(wrong) or 'step or tokens'} cannot be understood"
             )
-        return cls(**given)
+        return cls(**given | {"adjustable": rename_settings(given["adjustable"])})

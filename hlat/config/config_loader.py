@@ -2,9 +2,7 @@
 
 import copy
 import dataclasses
-import functools
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,11 +25,15 @@ from hlat.config.hydra_config_security import find_code_references, validate_sea
 from hlat.config.optimizer import RENAMED_PRESETS
 from hlat.config.override_keys import list_replaced_axes
 from hlat.config.package_dirs import find_package_dir, list_choices
+from hlat.config.renamed_keys import (
+    print_once,
+    rename_config,
+    rename_override,
+    warn_of_former_names,
+)
 
 _MAX_COMPOSED = 16
 """Number of configurations in memory, one per combination of choices."""
-_RENAMED_KEYS = {"compiler.inductor": "compiler.torch_compile"}
-"""Former keys that overrides may use until the next version."""
 _RENAMED_CHOICES = {
     f"optimizer/{before}": f"optimizer/{now}" for before, now in RENAMED_PRESETS.items()
 }
@@ -78,7 +80,7 @@ class SafeConfigLoader(ConfigLoaderImpl):
             ConfigError: The configuration names code that Hydra would run, or an override is an
                 empty mapping, which has no effect.
         """
-        overrides = [_rename_key(override) for override in overrides]
+        overrides = [rename_override(override) for override in overrides]
         empty = [override for override in overrides if _EMPTY_MAPPING.fullmatch(override)]
         if empty:
             raise ConfigError(
@@ -99,7 +101,7 @@ class SafeConfigLoader(ConfigLoaderImpl):
         if run_mode is RunMode.MULTIRUN:
             axes = config.hydra.sweeper.get("params") or {}
             for message in list_replaced_axes(axes, overrides):
-                _print_once(message)
+                print_once(message)
         return config
 
     def add_config_dirs(self, directories: Sequence[Path]) -> None:
@@ -182,15 +184,25 @@ class SafeConfigLoader(ConfigLoaderImpl):
 
 
 class _ConfigRepository(ConfigRepository):
-    """Hydra's repository of configuration files, which also finds choices by their former names."""
+    """Hydra's repository of configuration files, which accepts former names of choices and keys."""
 
     def load_config(self, config_path: str) -> ConfigResult | None:
+        found = self._load_choice(config_path)
+        if found is not None and found.path.startswith("file:"):
+            package = found.header.get("package") or "_group_"
+            group = config_path.rpartition("/")[0].replace("/", ".")
+            package = {"_global_": "", "_group_": group}.get(package, package)
+            found.config, former = rename_config(found.config, package)
+            warn_of_former_names(former)
+        return found
+
+    def _load_choice(self, config_path: str) -> ConfigResult | None:
         found = super().load_config(config_path)
         path = config_path.removesuffix(".yaml")
         if found is not None or path not in _RENAMED_CHOICES:
             return found
         before, now = (each.replace("/", "=") for each in (path, _RENAMED_CHOICES[path]))
-        _print_once(f"hlat: {before} is now {now}; the next version rejects {before}")
+        print_once(f"hlat: {before} is now {now}; the next version rejects {before}")
         return super().load_config(_RENAMED_CHOICES[path])
 
 
@@ -209,23 +221,6 @@ def _refuse_hidden_choices(config_search_path: ConfigSearchPath) -> None:
         if (directory / name).is_file()
     ]:
         raise ConfigError(*problems)
-
-
-def _rename_key(override: str) -> str:
-    """Return an override with the present name of its key, and print a warning for a former one."""
-    key, separator, value = override.partition("=")
-    name = key.lstrip("+~")
-    if name not in _RENAMED_KEYS:
-        return override
-    present = _RENAMED_KEYS[name]
-    _print_once(f"hlat: {name} is now {present}; the next version rejects {name}")
-    return f"{key.removesuffix(name)}{present}{separator}{value}"
-
-
-@functools.cache
-def _print_once(message: str) -> None:
-    """Print a message for the first of several compositions."""
-    print(message, file=sys.stderr)
 
 
 def _apply_values(

@@ -222,30 +222,30 @@ def validate_checkpoints(config: Config) -> Iterator[str]:
 def validate_precision(config: Config) -> Iterator[str]:
     """Require compatible dtypes in the precision recipe."""
     precision = config.precision
-    weights, master = precision.weights, precision.master_weights
-    for key in ("compute", "gradients"):
-        if (dtype := getattr(precision, key)) is not weights:
-            yield _format_dtype_mismatch(key, dtype, "weights", weights)
-    if master is not None and master is weights:
+    param, master = precision.param_dtype, precision.master_weight_dtype
+    for key in ("compute_dtype", "grad_dtype"):
+        if (dtype := getattr(precision, key)) is not param:
+            yield _format_dtype_mismatch(key, dtype, "param_dtype", param)
+    if master is not None and master is param:
         yield (
-            f"precision.master_weights={master.value} repeats precision.weights; "
-            "use precision.master_weights=null"
+            f"precision.master_weight_dtype={master.value} repeats precision.param_dtype; "
+            "use precision.master_weight_dtype=null"
         )
     elif master is Dtype.bf16:
         yield (
-            "precision.master_weights=bf16 is narrower than precision.weights=fp32; "
-            "use precision.master_weights=null"
+            "precision.master_weight_dtype=bf16 is narrower than precision.param_dtype=fp32; "
+            "use precision.master_weight_dtype=null"
         )
-    key, updated = ("weights", weights) if master is None else ("master_weights", master)
-    if (state := precision.optimizer_state) is not updated:
-        yield _format_dtype_mismatch("optimizer_state", state, key, updated)
-    for key in ("accumulation", "reduction"):
-        if (dtype := getattr(precision, key)) is Dtype.bf16 and precision.gradients is Dtype.fp32:
-            yield _format_dtype_mismatch(key, dtype, "gradients", Dtype.fp32)
-    if precision.rounding is RoundingMode.stochastic and weights is Dtype.fp32:
+    key, updated = ("param_dtype", param) if master is None else ("master_weight_dtype", master)
+    if (state := precision.optimizer_state_dtype) is not updated:
+        yield _format_dtype_mismatch("optimizer_state_dtype", state, key, updated)
+    for key in ("grad_accum_dtype", "reduce_dtype"):
+        if (dtype := getattr(precision, key)) is Dtype.bf16 and precision.grad_dtype is Dtype.fp32:
+            yield _format_dtype_mismatch(key, dtype, "grad_dtype", Dtype.fp32)
+    if precision.rounding is RoundingMode.stochastic and param is Dtype.fp32:
         yield (
-            "precision.rounding=stochastic applies to bf16 weights, and precision.weights=fp32; "
-            "use precision.rounding=nearest"
+            "precision.rounding=stochastic applies to bf16 weights, and "
+            "precision.param_dtype=fp32; use precision.rounding=nearest"
         )
     fused = {Fp32Operator.logits, Fp32Operator.loss} & set(precision.fp32_operators)
     if len(fused) == 1:

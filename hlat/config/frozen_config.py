@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from hlat.config import extensions, redaction
 from hlat.config.components import extend_schema
 from hlat.config.config_errors import ConfigError
+from hlat.config.renamed_keys import rename_config
 from hlat.config.run import Config
 
 FROZEN_FLAG = "--frozen"
@@ -79,7 +80,7 @@ def load_frozen_config(directory: Path) -> DictConfig:
     """
     redaction.install_resolver()
     try:
-        config = OmegaConf.load(directory / _CONFIG_FILE)
+        config, _ = rename_config(OmegaConf.load(directory / _CONFIG_FILE))
         redaction.record_expressions("\n".join(load_command_line(directory).overrides))
     except OSError as error:
         raise ConfigError(

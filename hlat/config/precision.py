@@ -44,24 +44,24 @@ class PrecisionConfig:
 
     name: str = MISSING
     """The recipe's name."""
-    weights: Dtype = MISSING
+    param_dtype: Dtype = MISSING
     """Parameters in the forward pass."""
-    compute: Dtype = MISSING
+    compute_dtype: Dtype = MISSING
     """Matmuls and activations."""
-    gradients: Dtype = MISSING
+    grad_dtype: Dtype = MISSING
     """Gradients as the backward pass produces them."""
-    accumulation: Dtype = MISSING
+    grad_accum_dtype: Dtype = MISSING
     """Sum of gradients over micro batches."""
-    reduction: Dtype = MISSING
+    reduce_dtype: Dtype = MISSING
     """Sum of gradients over data-parallel ranks."""
-    optimizer_state: Dtype = MISSING
+    optimizer_state_dtype: Dtype = MISSING
     """State of the optimizer, such as moments."""
-    master_weights: Dtype | None = None
+    master_weight_dtype: Dtype | None = None
     """Copy of the weights that the optimizer updates; null: the optimizer updates the weights."""
     fp32_operators: list[Fp32Operator] = field(default_factory=list)
-    """Operators computed in fp32 under every `compute` dtype."""
+    """Operators computed in fp32 under every `compute_dtype`."""
     rounding: RoundingMode = RoundingMode.nearest
     """Rounding of every fp32 result stored as bf16."""
-    copies_drift: bool = False
+    allow_replica_divergence: bool = False
     """With stochastic rounding in hardware, allow the replicas of a weight on tensor-parallel ranks
     to be rounded differently, as in the paper's runs (section IV-C); engine=nxd only."""

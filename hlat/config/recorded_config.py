@@ -20,6 +20,7 @@ from hlat.config.bounds import find_bounds_violations
 from hlat.config.components import extend_schema
 from hlat.config.config_errors import ConfigError
 from hlat.config.config_json import parse_section
+from hlat.config.renamed_keys import rename_config, rename_tree
 from hlat.config.resolve import resolve_config
 from hlat.config.run import Config
 from hlat.config.study import StudyConfig
@@ -58,7 +59,8 @@ def select_yaml_values(
     """
     redaction.install_resolver()
     try:
-        config = OmegaConf.merge(OmegaConf.create(text), OmegaConf.from_dotlist(list(overrides)))
+        recorded, _ = rename_config(OmegaConf.create(text))
+        config = OmegaConf.merge(recorded, OmegaConf.from_dotlist(list(overrides)))
         values = [OmegaConf.select(config, key) for key in keys]
         return [
             OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
@@ -124,6 +126,7 @@ def _load_redacted(config_yaml: str) -> dict[str, Any]:
         with suppress(yaml.YAMLError, RecursionError, TypeError, ValueError):
             tree = yaml.load(config_yaml, _YAML_LOADER)  # noqa: S506 (is safe)
             if isinstance(tree, dict):
+                rename_tree(tree)
                 return {str(key): value for key, value in tree.items()}
     return redact(config_yaml)
 
@@ -139,6 +142,7 @@ def _flatten(value: Any, prefix: str = "") -> dict[str, Any]:
 
 def _escape_resolvers(config_yaml: str) -> DictConfig | ListConfig:
     tree = OmegaConf.to_container(OmegaConf.create(config_yaml))
+    rename_tree(tree)
     escaped: DictConfig | ListConfig = OmegaConf.create(_escape_value(tree))
     return escaped
 

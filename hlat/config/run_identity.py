@@ -27,6 +27,7 @@ from hlat.config.config_json import parse_section
 from hlat.config.data import DataConfig
 from hlat.config.extensions import compute_hashes, format_missing_extension
 from hlat.config.model import ModelConfig
+from hlat.config.renamed_keys import restore_former_keys
 from hlat.config.run import Config
 
 _DATA_DEFAULTS = {"data.bos_token": None}
@@ -183,7 +184,7 @@ def build_default_run_name(config: Config) -> str:
     }
     settings = [
         collect_fixed_settings(config),
-        collect_adjustable_settings(config),
+        restore_former_keys(collect_adjustable_settings(config)),
         data,
         (config.batch.global_batch_size, config.batch.sequence_length),
         (config.run.seed, config.checkpoint.start_from),

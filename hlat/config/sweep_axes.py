@@ -15,6 +15,7 @@ from hlat.config.compose import compose_config, register_configs
 from hlat.config.config_errors import ConfigError
 from hlat.config.hydra_errors import convert_hydra_error
 from hlat.config.override_keys import list_replaced_axes, validate_distinct_keys
+from hlat.config.renamed_keys import rename_override
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ def load_sweep_axes(overrides: Sequence[str]) -> SweepAxes:
     Raises:
         ConfigError: An override is invalid, or a key is set more than once.
     """
+    overrides = [rename_override(override) for override in overrides]
     validate_distinct_keys(overrides)
     parsed = _parse(overrides)
     swept = {o.key_or_group: _list_values(o) for o in parsed if o.is_sweep_override()}

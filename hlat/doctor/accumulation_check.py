@@ -62,7 +62,7 @@ def check_accumulation(harness: EngineHarness) -> Iterator[CheckResult]:
         return
     gradients = [_compute_gradients(harness, size) for size in (2, 1)]
     small = _SmallGradients()
-    if config.precision.compute is Dtype.bf16 and not is_extended(config.model, "model.norm"):
+    if config.precision.compute_dtype is Dtype.bf16 and not is_extended(config.model, "model.norm"):
         small = _measure_small_gradients(harness)
     if not harness.is_rank0:
         return
@@ -93,13 +93,14 @@ def _find_problems(
 ) -> Iterator[tuple[str, str]]:
     """Yield the wrong properties of the sums and their descriptions."""
     precision = config.precision
-    is_bf16 = precision.accumulation is Dtype.bf16
+    is_bf16 = precision.grad_accum_dtype is Dtype.bf16
     is_stochastic = is_bf16 and precision.rounding is RoundingMode.stochastic
     if _expects_wide_sums(config) and _measure_narrow_share(gradients) > _MAX_NARROW_SHARE:
         yield (
             "dtype of the sums",
-            "the sums of gradients are values of bf16, although precision.accumulation="
-            f"{precision.accumulation.value} and precision.reduction={precision.reduction.value}",
+            "the sums of gradients are values of bf16, although precision.grad_accum_dtype="
+            f"{precision.grad_accum_dtype.value} and precision.reduce_dtype="
+            f"{precision.reduce_dtype.value}",
         )
     if (is_stochastic or not is_bf16) and not small.share >= _MIN_SHARE:
         yield (
@@ -131,8 +132,8 @@ def _compute_gradients(harness: EngineHarness, micro_batch_size: int) -> FullTen
 def _expects_wide_sums(config: Config) -> bool:
     """Return True if gradients in bf16 are summed in fp32, and the first moments show it."""
     precision = config.precision
-    sums = {precision.accumulation, precision.reduction, precision.optimizer_state}
-    return precision.gradients is Dtype.bf16 and sums == {Dtype.fp32}
+    sums = {precision.grad_accum_dtype, precision.reduce_dtype, precision.optimizer_state_dtype}
+    return precision.grad_dtype is Dtype.bf16 and sums == {Dtype.fp32}
 
 
 def _measure_narrow_share(gradients: FullTensors) -> float:

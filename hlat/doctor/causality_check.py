@@ -68,7 +68,7 @@ def _build_attention_variants(harness: EngineHarness) -> Iterator[Config]:
 
 def _compute_tolerance(config: Config) -> float:
     """Return one rounding per logit: equal head rows at different positions may round apart."""
-    return 4 * tolerances.compute_unit_roundoff(config.precision.compute)
+    return 4 * tolerances.compute_unit_roundoff(config.precision.compute_dtype)
 
 
 def _build_weights(config: Config) -> FullTensors:

@@ -205,7 +205,7 @@ class EngineHarness:
     def round_to_weight_dtype(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
         """Round values to the dtype of the (master) weights."""
         precision = self.config.precision
-        dtype = TORCH_DTYPES[precision.master_weights or precision.weights]
+        dtype = TORCH_DTYPES[precision.master_weight_dtype or precision.param_dtype]
         return torch.from_numpy(values).to(dtype).float().numpy()
 
     @contextmanager

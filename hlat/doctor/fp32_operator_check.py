@@ -51,7 +51,7 @@ bf16 changes at least 5%."""
 def check_fp32_operators(harness: EngineHarness) -> Iterator[CheckResult]:
     """Check that norm, loss, rotary angles and softmax are in fp32 if matmuls are in bf16."""
     precision = harness.config.precision
-    if precision.compute is not Dtype.bf16:
+    if precision.compute_dtype is not Dtype.bf16:
         yield skip_check("fp32 operators", "all operators are in fp32")
         return
     faults, problems, gap = [], [], 0.0

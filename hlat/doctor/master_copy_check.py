@@ -27,7 +27,7 @@ _TOLERANCE = 0.5
 def check_master_copy(harness: EngineHarness) -> Iterator[CheckResult]:
     """Check that the recipe rounds master weights to the weights that the model reads."""
     config, precision = harness.config, harness.config.precision
-    if precision.master_weights is not Dtype.fp32 or precision.weights is not Dtype.bf16:
+    if precision.master_weight_dtype is not Dtype.fp32 or precision.param_dtype is not Dtype.bf16:
         yield skip_check("master copy", f"precision={precision.name} has no copy in bf16")
         return
     weights, tokens = sample_weights(config), sample_batch(config)

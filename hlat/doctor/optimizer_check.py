@@ -102,7 +102,8 @@ def check_numerics(harness: EngineHarness) -> Iterator[CheckResult]:
     if not harness.is_rank0:
         return
     ratios = np.array(norms, np.float64) / _train_fp64_reference(config, update, lr)
-    largest, tolerance = float(np.abs(ratios - 1).max()), _TOLERANCES[config.precision.compute]
+    largest = float(np.abs(ratios - 1).max())
+    tolerance = _TOLERANCES[config.precision.compute_dtype]
     growth = float(ratios[-1] / ratios[0])
     yield build_result(
         "numerics",
@@ -192,8 +193,8 @@ def _compare_states(
 ) -> Iterator[_Error]:
     """Yield each part of the update of a parameter and its largest error over the tolerance."""
     settings, count = config.optimizer, expected.updates
-    roundoff = tolerances.compute_unit_roundoff(config.precision.optimizer_state)
-    dtype = config.precision.master_weights or config.precision.weights
+    roundoff = tolerances.compute_unit_roundoff(config.precision.optimizer_state_dtype)
+    dtype = config.precision.master_weight_dtype or config.precision.param_dtype
     spacing = np.abs(expected.weights) * 2.0 ** (-7 if dtype is Dtype.bf16 else -22)
     gap = after["weights"][name] - expected.weights
     tolerance = spacing + learning_rate * (8 * roundoff + 2.0**-13)

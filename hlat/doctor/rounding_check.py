@@ -138,7 +138,7 @@ def _list_rounded_keys(config: Config) -> list[str]:
 
 
 def _get_update_dtype(config: Config) -> Dtype:
-    return config.precision.master_weights or config.precision.weights
+    return config.precision.master_weight_dtype or config.precision.param_dtype
 
 
 def _measure_applied(

@@ -25,7 +25,9 @@ def compute_unit_roundoff(*dtypes: Dtype) -> float:
 def compute_gradient_tolerance(config: Config) -> float:
     """Return the maximum error norm of a gradient, relative to the norm of the exact one."""
     precision = config.precision
-    roundoff = compute_unit_roundoff(precision.compute, precision.accumulation, precision.reduction)
+    roundoff = compute_unit_roundoff(
+        precision.compute_dtype, precision.grad_accum_dtype, precision.reduce_dtype
+    )
     num_roundings = _ROUNDINGS_PER_LAYER * config.model.num_layers
     angle_error = config.batch.sequence_length * _UNIT_ROUNDOFF[Dtype.fp32]
     return _AMPLIFICATION * roundoff * math.sqrt(num_roundings) + angle_error
@@ -43,4 +45,5 @@ def compute_loss_tolerance(config: Config) -> float:
 def compute_norm_tolerance(config: Config) -> float:
     """Return the maximum relative error of a norm, whose elements have independent errors."""
     precision = config.precision
-    return compute_unit_roundoff(precision.accumulation, precision.optimizer_state) / 4 + 1e-5
+    dtypes = precision.grad_accum_dtype, precision.optimizer_state_dtype
+    return compute_unit_roundoff(*dtypes) / 4 + 1e-5

@@ -20,7 +20,10 @@ from hlat.storage import storage_path
 from hlat.storage.bounded_files import read_bounded
 from hlat.tracking.run_directory import find_latest_submission_path
 
-_CONFIG_KEYS = ("model", "batch.sequence_length", "precision.weights", "precision.fp32_operators")
+_CONFIG_KEYS = (
+    *("model", "batch.sequence_length"),
+    *("precision.param_dtype", "precision.fp32_operators"),
+)
 
 
 @dataclass(frozen=True)

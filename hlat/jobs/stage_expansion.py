@@ -233,7 +233,7 @@ def _build_evaluation_config(run_dir: Path, config: Config, overrides: Sequence[
         run_dir.absolute(),
         config.model,
         config.batch.sequence_length,
-        config.precision.weights,
+        config.precision.param_dtype,
         tuple(operator.value for operator in config.precision.fp32_operators),
     )
     return build_inference_config(metadata, overrides)

@@ -33,7 +33,7 @@ class StateTensor:
 
     def get_dtype(self, precision: PrecisionConfig) -> Dtype:
         """Return the dtype in a precision recipe."""
-        return precision.optimizer_state
+        return precision.optimizer_state_dtype
 
 
 class OptimizerSpec:

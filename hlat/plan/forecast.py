@@ -127,7 +127,9 @@ def _forecast_throughput(config: Config, step: StepTime) -> ThroughputForecast:
     return ThroughputForecast(
         step=step,
         tokens_per_second=rate,
-        mfu=mfu.compute_mfu(rate, flops, hardware, config.num_processes, config.precision.compute),
+        mfu=mfu.compute_mfu(
+            rate, flops, hardware, config.num_processes, config.precision.compute_dtype
+        ),
         days=days,
         cost_usd=None if price is None else days * 24 * hardware.nodes * price,
         cost_per_4m_tokens_usd=mfu.compute_cost_per_4m_tokens(hardware, rate),

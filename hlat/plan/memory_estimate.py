@@ -106,7 +106,7 @@ def compute_checkpoint_bytes(config: Config) -> int:
     Headers, hashes and the data position, some hundred bytes per tensor, are not included.
     """
     precision, optimizer = config.precision, get_optimizer_spec(config.optimizer.name)
-    weight_bytes = get_itemsize(precision.master_weights or precision.weights)
+    weight_bytes = get_itemsize(precision.master_weight_dtype or precision.param_dtype)
     return sum(
         spec.numel * (weight_bytes + compute_state_bytes(precision, optimizer, spec.role))
         for spec in list_parameter_specs(config.model)
@@ -181,7 +181,7 @@ def _estimate_stage(
     if zero > 2:  # FSDP2 gathers the next layer during the computation of one
         gathered_numel -= stage.layer_numel * max(0, stage.num_layers - 2)
     # Master weights, if any, can be the sharded copy of the gathered weights
-    has_sharded_copy = zero > 1 and config.precision.master_weights is None
+    has_sharded_copy = zero > 1 and config.precision.master_weight_dtype is None
     updated_numel = shard_numel if zero else numel
     logits = activations.logits if stage.is_last else 0.0
     saved = sum(count * activations.saved[layer] for layer, count in stage.layers)
@@ -222,7 +222,7 @@ def _estimate_collective_buffer_bytes(
     if zero == 1 and _is_nxd(config):
         buffers += 2 * _NXD_BUCKET_BYTES
     if zero > 1:
-        itemsizes = get_itemsize(precision.gradients) + get_itemsize(precision.reduction)
+        itemsizes = get_itemsize(precision.grad_dtype) + get_itemsize(precision.reduce_dtype)
         buffers += stage.layer_numel * itemsizes
     if mesh.pp > 1:  # activations and gradients, sent and received
         buffers += 4 * hidden / (mesh.tp if config.parallelism.sequence_parallel else 1)

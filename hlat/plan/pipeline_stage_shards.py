@@ -95,7 +95,7 @@ def build_stage_shards(model: ModelConfig, mesh: ParallelDegrees) -> list[Pipeli
 def build_execution_settings(config: Config, mesh: ParallelDegrees) -> ExecutionSettings:
     """Return the settings that determine the activations of a rank."""
     precision, layout = config.precision, config.parallelism
-    compute = get_itemsize(precision.compute)
+    compute = get_itemsize(precision.compute_dtype)
 
     def get_operator_itemsize(operator: Fp32Operator) -> int:
         return 4 if operator in precision.fp32_operators else compute
@@ -121,7 +121,7 @@ def count_micro_batch_tokens(config: Config) -> int:
 
 def compute_hidden_bytes(config: Config) -> int:
     """Return the bytes of the hidden states of a micro batch, unsharded."""
-    itemsize = get_itemsize(config.precision.compute)
+    itemsize = get_itemsize(config.precision.compute_dtype)
     return count_micro_batch_tokens(config) * config.model.hidden_size * itemsize
 
 

@@ -95,7 +95,7 @@ def format_plan(config: Config, plan: RunForecast) -> list[str]:
         memory=memory | {"total": plan.memory.total},
         time_labels=TIME_LABELS,
         peak_flops=compute_peak_flops(
-            config.hardware, config.num_processes, config.precision.compute
+            config.hardware, config.num_processes, config.precision.compute_dtype
         ),
         notes=_list_notes(config, plan.assumed_mfu),
     )
@@ -217,4 +217,6 @@ def _compute_mfu(layout: LayoutCandidate) -> float | None:
     if rate is None:
         return None
     flops = compute_flops_per_token(config.model, config.batch.sequence_length)
-    return compute_mfu(rate, flops, config.hardware, config.num_processes, config.precision.compute)
+    return compute_mfu(
+        rate, flops, config.hardware, config.num_processes, config.precision.compute_dtype
+    )

@@ -83,7 +83,7 @@ def assume_step_time(config: Config, assumed_mfu: float) -> StepTime:
     Raises:
         ConfigError: The peak of the hardware is unknown.
     """
-    hardware, dtype = config.hardware, config.precision.compute
+    hardware, dtype = config.hardware, config.precision.compute_dtype
     peak = mfu.compute_peak_flops(hardware, config.num_processes, dtype)
     if peak is None:
         raise ConfigError(
@@ -114,7 +114,7 @@ def compute_achieved_speed(config: Config, efficiency: HardwareEfficiency) -> Ac
     Raises:
         ConfigError: If a peak is unknown.
     """
-    hardware, dtype = config.hardware, config.precision.compute
+    hardware, dtype = config.hardware, config.precision.compute_dtype
     peaks = {
         f"peak_tflops.{dtype.value}": mfu.compute_peak_flops(hardware, 1, dtype),
         "memory_bandwidth_gb_per_s": hardware.memory_bandwidth_gb_per_s,
@@ -230,8 +230,8 @@ def compute_data_parallel_bytes(
     stage 3 each gathers the weights of layers twice.
     """
     num_micro_batches = config.num_micro_batches
-    gradients = stage.numel * get_itemsize(config.precision.reduction)
-    weight_itemsize = get_itemsize(config.precision.weights)
+    gradients = stage.numel * get_itemsize(config.precision.reduce_dtype)
+    weight_itemsize = get_itemsize(config.precision.param_dtype)
     weights = stage.numel * weight_itemsize
     layer_weights = stage.num_layers * stage.layer_numel * weight_itemsize
     sent = {

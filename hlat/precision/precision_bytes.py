@@ -53,12 +53,12 @@ def compute_bytes_per_parameter(
     role: ParameterRole = ParameterRole.matrix,
 ) -> BytesPerParameter:
     """Return the bytes of a recipe: with AdamW, bf16_sr 2+2+0+4 and mixed 2+4+4+8."""
-    master = precision.master_weights
-    accumulates_in_place = precision.gradients is precision.accumulation
+    master = precision.master_weight_dtype
+    accumulates_in_place = precision.grad_dtype is precision.grad_accum_dtype
     return BytesPerParameter(
-        weights=get_itemsize(precision.weights),
-        gradients=get_itemsize(precision.accumulation),
-        transient_gradients=0 if accumulates_in_place else get_itemsize(precision.gradients),
+        weights=get_itemsize(precision.param_dtype),
+        gradients=get_itemsize(precision.grad_accum_dtype),
+        transient_gradients=0 if accumulates_in_place else get_itemsize(precision.grad_dtype),
         master_weights=0 if master is None else get_itemsize(master),
         optimizer_state=compute_state_bytes(precision, optimizer, role),
     )

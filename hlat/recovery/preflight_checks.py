@@ -182,7 +182,7 @@ def _check_rank(config: Config, report: RankReport) -> Iterator[Finding]:
             "known result"
         )
         yield report.build_finding("arithmetic", device.num_wrong, 0, sentence)
-    dtype, min_share = config.precision.compute, config.recovery.min_speed_share
+    dtype, min_share = config.precision.compute_dtype, config.recovery.min_speed_share
     peak, measured = compute_peak_flops(config.hardware, 1, dtype), device.flops_per_s
     if peak is not None and measured < peak * min_share:
         sentence = (

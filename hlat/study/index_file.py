@@ -27,6 +27,7 @@ from typing import Any
 import orjson
 
 from hlat.config.config_errors import ConfigError
+from hlat.config.renamed_keys import RENAMED_KEYS, rename_settings
 from hlat.data.data_cache import get_cache_dir
 from hlat.study.run_row import CONFIG_PREFIX, RunRow, Settings, build_run_row, is_ended
 from hlat.tracking import finished_runs
@@ -58,7 +59,8 @@ class RunList:
         paths = [row["run"] for row in self.rows]
         missing = [path for path in paths if path not in self.fresh_settings]
         stored = _load_tables(self.root, "settings") if missing else {}
-        loaded = {path: fields for path, (fields,) in stored.items()} | self.fresh_settings
+        loaded = {path: rename_settings(fields) for path, (fields,) in stored.items()}
+        loaded |= self.fresh_settings
         for path in paths:
             if path not in loaded:  # another process has replaced the index since
                 loaded[path] = build_run_row(self.root / path, self.root)[1]
@@ -139,6 +141,8 @@ def resolve_columns(runs: RunList, columns: Sequence[str]) -> list[str]:
 
 
 def _resolve_column(column: str, results: set[str], settings: set[str]) -> str:
+    key = column.removeprefix(CONFIG_PREFIX)
+    column = f"{CONFIG_PREFIX}{RENAMED_KEYS[key]}" if key in RENAMED_KEYS else column
     candidates = (column, f"{CONFIG_PREFIX}{column}", f"{CONFIG_PREFIX}{column}.name")
     for name in candidates:
         if name in results or name in settings:

@@ -278,5 +278,5 @@ class Tracker:
             self._flops_per_token,
             config.hardware,
             config.num_processes,
-            config.precision.compute,
+            config.precision.compute_dtype,
         )

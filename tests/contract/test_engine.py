@@ -275,7 +275,10 @@ def test_a_mask_without_documents_fails_an_assertion(build, tokens):
 def test_bf16_trains_under_both_masks(build, packed):
     from hlat.config.precision import Dtype
 
-    kinds = ("weights", "compute", "gradients", "accumulation", "reduction", "optimizer_state")
+    kinds = (
+        *("param_dtype", "compute_dtype", "grad_dtype", "grad_accum_dtype", "reduce_dtype"),
+        "optimizer_state_dtype",
+    )
     engine = build(
         precision=dict.fromkeys(kinds, Dtype.bf16),
         data={"document_mask": True, "loss_mask": True},

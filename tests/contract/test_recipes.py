@@ -23,9 +23,9 @@ NAMES = {torch_dtype: dtype for dtype, torch_dtype in TORCH_DTYPES.items()}
 
 
 OWN = {
-    "bf16 summed in fp32": ("precision=bf16", "precision.accumulation=fp32"),
-    "mixed summed in bf16": ("precision=mixed", "precision.accumulation=bf16"),
-    "bf16_sr summed in fp32": ("precision=bf16_sr", "precision.accumulation=fp32"),
+    "bf16 summed in fp32": ("precision=bf16", "precision.grad_accum_dtype=fp32"),
+    "mixed summed in bf16": ("precision=mixed", "precision.grad_accum_dtype=bf16"),
+    "bf16_sr summed in fp32": ("precision=bf16_sr", "precision.grad_accum_dtype=fp32"),
 }
 """Recipes that a user can compose."""
 ALL = {name: (f"precision={name}",) for name in RECIPES} | OWN
@@ -109,17 +109,19 @@ def test_engine_dtypes_equal_the_recipe(config, batches, monkeypatch):
     )
     train(engine, batches[:1])
     precision = config.precision
-    assert only(weight.dtype for weight in engine.model_parts[0].parameters()) is precision.weights
-    assert only(seen["products"]) is precision.compute
-    assert only(seen["gradients"]) is precision.gradients
-    assert only(seen["sums"]) is precision.accumulation
+    assert (
+        only(weight.dtype for weight in engine.model_parts[0].parameters()) is precision.param_dtype
+    )
+    assert only(seen["products"]) is precision.compute_dtype
+    assert only(seen["gradients"]) is precision.grad_dtype
+    assert only(seen["sums"]) is precision.grad_accum_dtype
     updated = [tensor.dtype for tensor in engine.params.optimizer_params.values()]
-    assert only(updated) is (precision.master_weights or precision.weights)
+    assert only(updated) is (precision.master_weight_dtype or precision.param_dtype)
     moments = [tensor.dtype for name, tensor in state(engine).items() if name.startswith("exp_avg")]
-    assert only(moments) is precision.optimizer_state
+    assert only(moments) is precision.optimizer_state_dtype
     named = {operator.value for operator in precision.fp32_operators}
     assert only(seen["norm"]) is Dtype.fp32  # on a CPU whether it is named or not
-    assert only(seen["logits"]) is (Dtype.fp32 if "loss" in named else precision.compute)
+    assert only(seen["logits"]) is (Dtype.fp32 if "loss" in named else precision.compute_dtype)
 
 
 def watch(monkeypatch, module, name, seen):
@@ -263,8 +265,8 @@ def test_small_updates_survive_unless_bf16_rounds_to_nearest(config, batches):
     moved = (state(engine)[name].float() - before[name].float()).double()
     precision = config.precision
     survives = precision.rounding is RoundingMode.stochastic or Dtype.fp32 in (
-        precision.weights,
-        precision.master_weights,
+        precision.param_dtype,
+        precision.master_weight_dtype,
     )
     if not survives:
         assert float((moved != 0).double().mean()) < 0.05

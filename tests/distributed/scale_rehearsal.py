@@ -90,7 +90,7 @@ def rehearse(config: Config, rank: int) -> Rehearsal:
             for key, tensor in weights.get_state(name).items()
             if key != "weights"
         ]
-        if config.precision.master_weights is not None:
+        if config.precision.master_weight_dtype is not None:
             state += weights.optimizer_params.values()
         return Rehearsal(
             {name: tuple(weight.param.shape) for name, weight in weights.local_params.items()},

@@ -113,7 +113,7 @@ def test_a_step_allocates_and_sends_what_the_planner_states(
     fullest = max(found, key=lambda usage: usage.before)
     weights = plan.weights if zero < 2 else 0
     if zero > 1 and not plan.master_weights:  # the sharded copy of the gathered weights
-        weights = stage.numel / mesh.dp * get_itemsize(config.precision.weights)
+        weights = stage.numel / mesh.dp * get_itemsize(config.precision.param_dtype)
     buffers = plan.collectives if mesh.pp > 1 else 0  # reused in every step
     state = weights + plan.master_weights + plan.optimizer_state + buffers
     # ZeRO-1 has the vectors whole on each rank; a step count per tensor has 4 bytes

@@ -28,8 +28,8 @@ def apply_fsdp(part: Decoder, config: Config, axis: MeshAxis, device: torch.devi
     precision = config.precision
     mesh = DeviceMesh.from_group(axis.group, device.type)
     policy = MixedPrecisionPolicy(
-        TORCH_DTYPES[precision.weights],
-        TORCH_DTYPES[precision.reduction],
+        TORCH_DTYPES[precision.param_dtype],
+        TORCH_DTYPES[precision.reduce_dtype],
         cast_forward_inputs=False,
     )
     is_zero3 = config.parallelism.zero > 2

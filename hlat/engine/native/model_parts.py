@@ -65,7 +65,7 @@ def _shard_parameters(
 ) -> dict[str, ParameterShard]:
     """Replace each meta parameter by this rank's tensor-parallel shard; return the shards."""
     precision = config.precision
-    dtype = TORCH_DTYPES[precision.master_weights or precision.weights]
+    dtype = TORCH_DTYPES[precision.master_weight_dtype or precision.param_dtype]
     parameters = {param.name: param for param in list_module_parameters(config.model)}
     shards = {}
     for name, _ in [*part.named_parameters()]:
@@ -85,7 +85,7 @@ def _allocate_parameters(
     device: torch.device,
 ) -> dict[str, LocalParameter]:
     """Allocate parameters; matrices with the padding rows of ZeRO-1."""
-    dtype = TORCH_DTYPES[config.precision.weights]
+    dtype = TORCH_DTYPES[config.precision.param_dtype]
     params = {}
     for name, shard in shards.items():
         num_rows = shard.shape[0]

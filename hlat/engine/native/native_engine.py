@@ -57,7 +57,7 @@ class NativeEngine:
     def run_device_checks(self, config: Config) -> DeviceReport:
         """Check matmuls and collectives against known results."""
         self._init_distributed(config)
-        mesh, dtype = self._mesh, TORCH_DTYPES[config.precision.compute]
+        mesh, dtype = self._mesh, TORCH_DTYPES[config.precision.compute_dtype]
         axes = {"tp": mesh.tp, "dp": mesh.dp, "pp": mesh.pp}
         return run_device_checks(config, DeviceContext(self._device, dtype, axes))
 

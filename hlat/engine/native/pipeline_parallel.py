@@ -226,6 +226,6 @@ def _build_boundary_activation(config: Config) -> Tensor:
     num_token_shards = layout.tp if layout.sequence_parallel else 1
     num_tokens = batch.sequence_length // num_token_shards
     shape = (config.micro_batch_size, num_tokens, config.model.hidden_size)
-    dtype = TORCH_DTYPES[config.precision.compute]
+    dtype = TORCH_DTYPES[config.precision.compute_dtype]
     # requires_grad makes the stages send its gradient back
     return torch.empty(shape, dtype=dtype, device="meta", requires_grad=True)

@@ -42,8 +42,8 @@ class TrainableParameters(ShardedParameters):
             self._rounding = StochasticRounding(self, config, self._get_step_count, compile_backend)
         self._master_weights: dict[str, Tensor] = {}
         # FSDP2's parameters have the master dtype themselves
-        if config.precision.master_weights is not None and not self.sharding.is_fsdp:
-            dtype = TORCH_DTYPES[config.precision.master_weights]
+        if config.precision.master_weight_dtype is not None and not self.sharding.is_fsdp:
+            dtype = TORCH_DTYPES[config.precision.master_weight_dtype]
             self._master_weights = {
                 name: torch.empty_like(param, dtype=dtype)
                 for name, param in self.updated_params.items()
@@ -64,7 +64,7 @@ class TrainableParameters(ShardedParameters):
     def collect_gradients(self) -> dict[str, Tensor]:
         """Return the gradients of the step, summed over micro batches and ranks."""
         gradients = self._gradients.pop_gradients()
-        dtype = TORCH_DTYPES[self._precision.accumulation]
+        dtype = TORCH_DTYPES[self._precision.grad_accum_dtype]
         updates = {name: gradients[name].to(dtype) for name in self.optimizer_params}
         for name, param in self.optimizer_params.items():
             param.grad = updates[name]
@@ -97,17 +97,17 @@ class TrainableParameters(ShardedParameters):
     ) -> AutogradAccumulator | GradientReducer:
         precision = self._precision
         if (
-            precision.accumulation is precision.gradients
-            and precision.master_weights is None
+            precision.grad_accum_dtype is precision.grad_dtype
+            and precision.master_weight_dtype is None
             and not isinstance(self._rounding, StochasticRounding)
             and not self.sharding.is_fsdp
         ):
             accumulator = AutogradAccumulator(self.model_params)
         else:
-            rounds = precision.accumulation is Dtype.bf16
+            rounds = precision.grad_accum_dtype is Dtype.bf16
             accumulator = GradientAccumulator(
                 self.model_params,
-                TORCH_DTYPES[precision.accumulation],
+                TORCH_DTYPES[precision.grad_accum_dtype],
                 self._rounding if rounds else NearestRounding(self._compile_backend),
             )
         is_summed_over_tp = mesh.tp.size > 1 and any(
@@ -116,12 +116,14 @@ class TrainableParameters(ShardedParameters):
         )
         if mesh.dp.size == mesh.kv.size == 1 and not (is_summed_over_tp or mesh.tied_embedding):
             return accumulator
-        dtype = TORCH_DTYPES[precision.reduction]
+        dtype = TORCH_DTYPES[precision.reduce_dtype]
         return GradientReducer(accumulator, self, mesh, dtype, config.num_micro_batches)
 
     def _build_optimizer(self, config: Config) -> torch.optim.Optimizer:
         precision, params, rounding = self._precision, self.optimizer_params, self._rounding
-        one_dtype = precision.accumulation is (precision.master_weights or precision.weights)
+        one_dtype = precision.grad_accum_dtype is (
+            precision.master_weight_dtype or precision.param_dtype
+        )
         rule, lr = optimizer_factory.get_update_rule(config.optimizer), config.optimizer.lr
         groups = optimizer_factory.build_param_groups(
             config.optimizer, ((param, self.shards[name].role) for name, param in params.items())
@@ -129,7 +131,7 @@ class TrainableParameters(ShardedParameters):
         if one_dtype and (self._master_weights or not isinstance(rounding, StochasticRounding)):
             return optimizer_factory.build_optimizer(rule, groups, lr)
         for param in params.values():
-            param.grad_dtype = TORCH_DTYPES[precision.accumulation]
+            param.grad_dtype = TORCH_DTYPES[precision.grad_accum_dtype]
         names = {param: name for name, param in params.items()}
         return LowPrecisionOptimizer(
             groups,

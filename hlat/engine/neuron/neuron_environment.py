@@ -90,7 +90,7 @@ def build_neuron_environment(
     variables = {"NEURON_RT_STOCHASTIC_ROUNDING_EN": "1" if stochastic else "0"}
     if compiler.cc_flags:
         variables["NEURON_CC_FLAGS"] = " ".join(compiler.cc_flags)
-    if release <= _LAST_RELEASE_WITH_XLA_BF16 and precision.compute is Dtype.bf16:
+    if release <= _LAST_RELEASE_WITH_XLA_BF16 and precision.compute_dtype is Dtype.bf16:
         variables["XLA_DOWNCAST_BF16" if _has_fp32(precision) else "XLA_USE_BF16"] = "1"
     return variables | compiler.environment
 
@@ -143,7 +143,7 @@ def find_forbidden_variables(compiler: CompilerConfig) -> list[str]:
 def _has_fp32(precision: PrecisionConfig) -> bool:
     """Return True if a recipe with bf16 matmuls uses fp32 for any tensor or operator."""
     dtypes = (
-        *(precision.weights, precision.gradients, precision.accumulation, precision.reduction),
-        *(precision.optimizer_state, precision.master_weights),
+        *(precision.param_dtype, precision.grad_dtype, precision.grad_accum_dtype),
+        *(precision.reduce_dtype, precision.optimizer_state_dtype, precision.master_weight_dtype),
     )
     return Dtype.fp32 in dtypes or bool(precision.fp32_operators)

@@ -54,7 +54,7 @@ class NxdEngine:
     def run_device_checks(self, config: Config) -> DeviceReport:
         """Check matmuls and collectives against known results."""
         self._init_distributed(config)
-        dtype, axes = self._dtypes[config.precision.compute], build_device_axes()
+        dtype, axes = self._dtypes[config.precision.compute_dtype], build_device_axes()
         context = DeviceContext(
             self._device,
             dtype,
@@ -184,11 +184,11 @@ class NxdEngine:
     def find_replica_mismatches(self) -> list[ReplicaMismatch]:
         """Return slices that differ between data-parallel or tensor-parallel ranks.
 
-        With precision.copies_drift, tensor-parallel replicas may differ and are not compared. Host
-        memory keeps only what this rank saves, because a save follows.
+        With precision.allow_replica_divergence, tensor-parallel replicas may differ and are not
+        compared. Host memory keeps only what this rank saves, because a save follows.
         """
         axes = [self._host_axes["dp"]]
-        if not self.config.precision.copies_drift:
+        if not self.config.precision.allow_replica_divergence:
             axes.append(self._host_axes["tp"])
         shards = self._iter_host_shards(self.params.local_params, self._find_saved_names())
         return replica_comparison.find_replica_mismatches(shards, axes)
@@ -211,7 +211,7 @@ class NxdEngine:
         validate_device(config, torch_xla.runtime.device_type().lower())
         self.config, self._dtypes = config, get_xla_dtypes(config.compiler, config.precision)
         stochastic = config.precision.rounding is RoundingMode.stochastic
-        self._broadcasts_replicas = stochastic and not config.precision.copies_drift
+        self._broadcasts_replicas = stochastic and not config.precision.allow_replica_divergence
         if not dist.is_initialized():
             # Axes over host memory connect through the store that the variable would remove
             os.environ["XLA_USE_DUMMY_STORE"] = "0"
@@ -252,9 +252,9 @@ class NxdEngine:
         Before the first step the state is zeros, and weights are to be filled.
         """
         precision = self.config.precision
-        weights = TORCH_DTYPES[precision.master_weights or precision.weights]
+        weights = TORCH_DTYPES[precision.master_weight_dtype or precision.param_dtype]
         state = self.params.get_state(name)
-        dtypes = dict.fromkeys(state, TORCH_DTYPES[precision.optimizer_state])
+        dtypes = dict.fromkeys(state, TORCH_DTYPES[precision.optimizer_state_dtype])
         dtypes |= {"weights": weights, "step": torch.float32}
         if self._has_initial_state:
             return {key: torch.zeros(state[key].shape, dtype=dtypes[key]) for key in state}
@@ -292,8 +292,8 @@ class NxdEngine:
             activation_checkpoint_config=select_checkpointed_modules(self.config),
             model_init_config={"meta_device_init": True, "param_init_fn": lambda *_: None},
             mixed_precision_config={
-                "use_master_weights": precision.master_weights is not None,
-                "use_fp32_grad_acc": precision.accumulation is not precision.gradients,
+                "use_master_weights": precision.master_weight_dtype is not None,
+                "use_fp32_grad_acc": precision.grad_accum_dtype is not precision.grad_dtype,
             },
         )
         return nxd_config
@@ -321,7 +321,10 @@ class NxdEngine:
             for name, param in self._model.named_parameters()
         }
         config, zero = self.config, self.config.parallelism.zero > 0
-        fp32, state_dtype = self._dtypes[Dtype.fp32], self._dtypes[config.precision.optimizer_state]
+        fp32, state_dtype = (
+            self._dtypes[Dtype.fp32],
+            self._dtypes[config.precision.optimizer_state_dtype],
+        )
         shards = compute_param_shards(config, named_params)
         nxd_optimizer = nxd.initialize_parallel_optimizer(
             self._parallel_config,

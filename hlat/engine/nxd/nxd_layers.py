@@ -203,7 +203,7 @@ class NxdCausalLM(nn.Module):
             self.model.layers[layer] = NxdDecoderLayer(config, int(layer))
         self.loss_dtype = _get_operator_dtype(config, Fp32Operator.loss)
         dtypes = get_xla_dtypes(config.compiler, config.precision)
-        self.model.to(dtypes[config.precision.weights])
+        self.model.to(dtypes[config.precision.param_dtype])
         replace_with_nxd_layers(self.model, config)
         self.cross_entropy = NxdCrossEntropy()
 
@@ -235,7 +235,7 @@ def select_checkpointed_modules(config: Config) -> list[type[nn.Module]] | None:
 
 def _get_operator_dtype(config: Config, operator: Fp32Operator) -> torch.dtype:
     dtypes, precision = get_xla_dtypes(config.compiler, config.precision), config.precision
-    return dtypes[Dtype.fp32 if operator in precision.fp32_operators else precision.compute]
+    return dtypes[Dtype.fp32 if operator in precision.fp32_operators else precision.compute_dtype]
 
 
 def replace_with_nxd_layers(model: Decoder, config: Config) -> None:

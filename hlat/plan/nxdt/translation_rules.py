@@ -208,7 +208,7 @@ def _build_bf16_recipe(
 ) -> dict[str, Any]:
     if master_weights:
         recipe: dict[str, Any] = {"precision": "mixed"}
-        other = {} if fp32_accumulation else {"accumulation": "bf16", "reduction": "bf16"}
+        other = {} if fp32_accumulation else {"grad_accum_dtype": "bf16", "reduce_dtype": "bf16"}
         if stochastic:
             other["rounding"] = "stochastic"
     else:
@@ -216,7 +216,7 @@ def _build_bf16_recipe(
             "precision": "bf16_sr" if stochastic else "bf16",
             "precision.fp32_operators": _FP32_OPERATORS,
         }
-        other = {"accumulation": "fp32", "reduction": "fp32"} if fp32_accumulation else {}
+        other = {"grad_accum_dtype": "fp32", "reduce_dtype": "fp32"} if fp32_accumulation else {}
     return recipe | {f"precision.{key}": value for key, value in other.items()}
 
 

@@ -66,7 +66,7 @@ def save(
         for kind in ("weights", "exp_avg"):
             shards += split_rows(f"{kind}/{name}", values, rows)
     data = {"fingerprint": {"data.tokenizer": "aa"}, "streams": {"0": [1]}}
-    state = TrainingState(step, step * 100, data, fixed, {"precision.weights": "fp32"})
+    state = TrainingState(step, step * 100, data, fixed, {"precision.param_dtype": "fp32"})
     return checkpoint_store.save_checkpoint(run / "checkpoints", step, shards, state.to_json())
 
 

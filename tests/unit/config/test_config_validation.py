@@ -89,7 +89,7 @@ REFUSED = [
     (["parallelism.zero=4"], "parallelism.zero=4 is outside [0, 3]"),
     (
         ["parallelism.zero=2", "precision=bf16_sr_master"],
-        "parallelism.zero=2 with precision.rounding=stochastic with precision.master_weights=fp32 is not "
+        "parallelism.zero=2 with precision.rounding=stochastic with precision.master_weight_dtype=fp32 is not "
         "supported by engine=native: FSDP2 rounds master weights to nearest; use parallelism.zero=1",
     ),
     (
@@ -236,8 +236,8 @@ REFUSED = [
         "phase.timeline.0.tokens is null; only the last stage may be open-ended",
     ),
     (
-        ["precision.copies_drift=true"],
-        "precision.copies_drift=true is not supported by engine=native: all replicas of a weight are "
+        ["precision.allow_replica_divergence=true"],
+        "precision.allow_replica_divergence=true is not supported by engine=native: all replicas of a weight are "
         "bitwise equal; set it to false",
     ),
     (
@@ -269,12 +269,12 @@ REFUSED = [
         "set parallelism.zero=1",
     ),
     (
-        ["engine=nxd", "precision=mixed", "parallelism.zero=1", "precision.reduction=bf16"],
-        "precision.accumulation=fp32 with precision.reduction=bf16 is not supported by engine=nxd",
+        ["engine=nxd", "precision=mixed", "parallelism.zero=1", "precision.reduce_dtype=bf16"],
+        "precision.grad_accum_dtype=fp32 with precision.reduce_dtype=bf16 is not supported by engine=nxd",
     ),
     (
-        ["engine=nxd", "precision.copies_drift=true"],
-        "precision.copies_drift=true with precision.rounding=nearest is not supported by engine=nxd",
+        ["engine=nxd", "precision.allow_replica_divergence=true"],
+        "precision.allow_replica_divergence=true with precision.rounding=nearest is not supported by engine=nxd",
     ),
     (
         ["engine=nxd", "precision=bf16_sr"],
@@ -291,37 +291,37 @@ REFUSED = [
         "compiler.neuron_sdk=2.33.1 is not supported by engine=nxd",
     ),
     (
-        ["precision=mixed", "precision.compute=fp32"],
-        "precision.compute=fp32 differs from precision.weights=bf16; use precision.compute=bf16",
+        ["precision=mixed", "precision.compute_dtype=fp32"],
+        "precision.compute_dtype=fp32 differs from precision.param_dtype=bf16; use precision.compute_dtype=bf16",
     ),
     (
-        ["precision=mixed", "precision.gradients=fp32"],
-        "precision.gradients=fp32 differs from precision.weights=bf16",
+        ["precision=mixed", "precision.grad_dtype=fp32"],
+        "precision.grad_dtype=fp32 differs from precision.param_dtype=bf16",
     ),
     (
-        ["precision=mixed", "precision.optimizer_state=bf16"],
-        "precision.optimizer_state=bf16 differs from precision.master_weights=fp32; "
-        "use precision.optimizer_state=fp32",
+        ["precision=mixed", "precision.optimizer_state_dtype=bf16"],
+        "precision.optimizer_state_dtype=bf16 differs from precision.master_weight_dtype=fp32; "
+        "use precision.optimizer_state_dtype=fp32",
     ),
     (
-        ["precision=bf16", "precision.optimizer_state=fp32"],
-        "precision.optimizer_state=fp32 differs from precision.weights=bf16",
+        ["precision=bf16", "precision.optimizer_state_dtype=fp32"],
+        "precision.optimizer_state_dtype=fp32 differs from precision.param_dtype=bf16",
     ),
     (
-        ["precision=fp32", "precision.master_weights=fp32"],
-        "precision.master_weights=fp32 repeats precision.weights; use precision.master_weights=null",
+        ["precision=fp32", "precision.master_weight_dtype=fp32"],
+        "precision.master_weight_dtype=fp32 repeats precision.param_dtype; use precision.master_weight_dtype=null",
     ),
     (
-        ["precision=fp32", "precision.master_weights=bf16"],
-        "precision.master_weights=bf16 is narrower than precision.weights=fp32",
+        ["precision=fp32", "precision.master_weight_dtype=bf16"],
+        "precision.master_weight_dtype=bf16 is narrower than precision.param_dtype=fp32",
     ),
     (
-        ["precision=fp32", "precision.accumulation=bf16"],
-        "precision.accumulation=bf16 differs from precision.gradients=fp32",
+        ["precision=fp32", "precision.grad_accum_dtype=bf16"],
+        "precision.grad_accum_dtype=bf16 differs from precision.grad_dtype=fp32",
     ),
     (
         ["precision=fp32", "precision.rounding=stochastic"],
-        "precision.rounding=stochastic applies to bf16 weights, and precision.weights=fp32; "
+        "precision.rounding=stochastic applies to bf16 weights, and precision.param_dtype=fp32; "
         "use precision.rounding=nearest",
     ),
     (
@@ -362,11 +362,11 @@ def test_errors_name_keys_values_and_remedies(
 def test_all_violations_are_reported_at_once(compose: Compose) -> None:
     with pytest.raises(ConfigError) as caught:
         resolve_config(
-            compose("model=70b", "precision.compute=fp32", "hardware.processes_per_node=1")
+            compose("model=70b", "precision.compute_dtype=fp32", "hardware.processes_per_node=1")
         )
     message = "\n".join(caught.value.problems)
     assert len(caught.value.problems) == 2
-    for key in ("parallelism.tp=32", "precision.compute=fp32"):
+    for key in ("parallelism.tp=32", "precision.compute_dtype=fp32"):
         assert key in message
 
 

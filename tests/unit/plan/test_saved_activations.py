@@ -51,7 +51,7 @@ def test_saved_bytes_of_every_layer(compose, variant, recipe) -> None:
 
 def measure_saved_bytes(config: Config, documents: bool) -> dict[int, int]:
     """Return the bytes that torch saves in each layer, without weights and shared tensors."""
-    model, dtype = config.model, TORCH_DTYPES[config.precision.compute]
+    model, dtype = config.model, TORCH_DTYPES[config.precision.compute_dtype]
     decoder = Decoder(model, fp32_norms=True).to(dtype)
     with torch.no_grad():
         for parameter in decoder.parameters():

@@ -203,5 +203,5 @@ def test_mfu_of_a_plan_equals_that_of_the_tracker(config):
     throughput = forecast_run(run).throughput
     flops = compute_flops_per_token(run.model, 4096)
     assert throughput.mfu == compute_mfu(
-        4_194_304 / throughput.step.total, flops, run.hardware, 2048, run.precision.compute
+        4_194_304 / throughput.step.total, flops, run.hardware, 2048, run.precision.compute_dtype
     )

@@ -11,7 +11,7 @@ from hlat.precision.precision_bytes import (
 FP32, BF16 = Dtype.fp32, Dtype.bf16
 ADAMW = AdamWSpec()
 BF16_SR = PrecisionConfig("bf16_sr", *[BF16] * 6, rounding=RoundingMode.stochastic)
-MIXED = PrecisionConfig("mixed", BF16, BF16, BF16, FP32, FP32, FP32, master_weights=FP32)
+MIXED = PrecisionConfig("mixed", BF16, BF16, BF16, FP32, FP32, FP32, master_weight_dtype=FP32)
 
 
 def test_bytes_of_every_dtype() -> None:
@@ -42,5 +42,5 @@ def test_hlat_70b_static_memory_per_core() -> None:
 
 
 def test_bf16_with_master_weights() -> None:
-    precision = PrecisionConfig("bf16_sr_master", *[BF16] * 5, FP32, master_weights=FP32)
+    precision = PrecisionConfig("bf16_sr_master", *[BF16] * 5, FP32, master_weight_dtype=FP32)
     assert compute_bytes_per_parameter(precision, ADAMW) == BytesPerParameter(2, 2, 0, 4, 8)

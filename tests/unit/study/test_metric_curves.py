@@ -92,7 +92,7 @@ def test_a_change_of_settings_is_marked() -> None:
         {
             "event": "resume",
             "step": 4,
-            "changed": [*changed, "precision.weights was fp32, is bf16"],
+            "changed": [*changed, "precision.param_dtype was fp32, is bf16"],
         },
         {"event": "resume", "step": 5, "changed": "damaged"},
     ]

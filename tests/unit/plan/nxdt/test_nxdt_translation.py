@@ -296,7 +296,7 @@ DOUBLES = {"precision.fp32_operators": ["norm", "softmax", "logits", "loss"]}
         ({"type": "manual"}, {"precision": "fp32"}),
         (
             {"type": "manual", "xla_downcast_bf16": "1", "master_weights": True},
-            MIXED | {"precision.accumulation": "bf16", "precision.reduction": "bf16"},
+            MIXED | {"precision.grad_accum_dtype": "bf16", "precision.reduce_dtype": "bf16"},
         ),
         (
             {
@@ -310,7 +310,11 @@ DOUBLES = {"precision.fp32_operators": ["norm", "softmax", "logits", "loss"]}
         ({"type": "manual", "xla_downcast_bf16": "1"}, {"precision": "bf16"} | DOUBLES),
         (
             {"type": "manual", "xla_downcast_bf16": "1", "fp32_grad_acc": True},
-            {"precision": "bf16", "precision.accumulation": "fp32", "precision.reduction": "fp32"}
+            {
+                "precision": "bf16",
+                "precision.grad_accum_dtype": "fp32",
+                "precision.reduce_dtype": "fp32",
+            }
             | DOUBLES,
         ),
     ],
@@ -380,7 +384,7 @@ UNSUPPORTED = [
     ("model__optim__sched__name", "NoamAnnealing", "hlat has cosine"),
     ("model__optim__sched__min_lr", "low", ""),
     ("model__optim__sched__constant_steps", 10, "with the last step"),
-    ("precision__parallel_layers_reduce_dtype", "fp32", "in precision.compute"),
+    ("precision__parallel_layers_reduce_dtype", "fp32", "in precision.compute_dtype"),
     ("compiler_cache_url", "a\x1b[2Jb", "not a usable value"),
     ("my_own_key", 1, "no equivalent"),
     ("seed", "???", "the value is unknown"),
