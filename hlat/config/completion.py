@@ -10,7 +10,12 @@ from contextlib import suppress
 from enum import Enum
 
 from hlat.config import extensions
-from hlat.config.components import SELECTORS, extend_schema, list_components
+from hlat.config.components import (
+    SELECTORS,
+    extend_schema,
+    list_components,
+    list_group_choices,
+)
 from hlat.config.config_errors import ConfigError
 from hlat.config.package_dirs import find_package_dir, list_choices
 from hlat.config.run import Config
@@ -49,7 +54,7 @@ def _list_keys(prefix: str) -> list[str]:
 
 def _list_values(key: str) -> list[str]:
     """Return the choices of a group, or the values of an enum or a boolean key."""
-    if key and "." not in key and (choices := list_choices(key.removeprefix("+"))):
+    if key and "." not in key and (choices := list_group_choices(key.removeprefix("+"))):
         return choices
     section, _, name = key.rpartition(".")
     if SELECTORS.get(section) == name:

@@ -13,6 +13,8 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from hlat.config.config_errors import ConfigError
+from hlat.config.package_dirs import list_choices
+from hlat.config.precision import PrecisionConfig
 
 SELECTORS = {
     "model.attention": "kind",
@@ -23,6 +25,8 @@ SELECTORS = {
     "tracking": "metrics",
 }
 """Key of each section that selects a component; `tracking.metrics` selects several."""
+CHOICE_SCHEMAS = {"precision": PrecisionConfig}
+"""Config groups whose choices are files of conf/ and components, and type of the specification."""
 
 _Type = typing.TypeVar("_Type")
 
@@ -58,18 +62,23 @@ def register_component(
 ) -> None:
     """Add a component that `<section>.<key>=<kind>` selects; see `Component` for the arguments.
 
+    In a section of `CHOICE_SCHEMAS`, `<section>=<kind>` selects it.
+
     Raises:
-        ConfigError: There is no such section, the kind is not a name or has been registered, or
-            a setting has no default.
+        ConfigError: There is no such section, the kind is not a name or has been registered, a
+            setting has no default, or the specification of a choice has another type.
     """
-    if section not in SELECTORS:
-        raise ConfigError(f"{section!r} has no components; register one in {', '.join(SELECTORS)}")
+    if section not in SELECTORS and section not in CHOICE_SCHEMAS:
+        sections = ", ".join([*SELECTORS, *CHOICE_SCHEMAS])
+        raise ConfigError(f"{section!r} has no components; register one in {sections}")
     if not kind.isidentifier():
         raise ConfigError(f"the kind {kind!r} of {section} is not a name of letters, digits and _")
-    if (section, kind) in _components:
+    if (section, kind) in _components or kind in _list_files(section):
         raise ConfigError(f"{section} already has a component {kind}; choose another name")
     if settings is not None and (problem := _find_settings_problem(settings)):
         raise ConfigError(f"the settings of {section}={kind}: {problem}")
+    if (schema := CHOICE_SCHEMAS.get(section)) is not None and not isinstance(spec, schema):
+        raise ConfigError(f"the specification of {section}={kind} is no {schema.__name__}")
     _components[section, kind] = Component(section, kind, summary, spec, settings, implementation)
 
 
@@ -106,6 +115,12 @@ def get_implementation(section: str, kind: str) -> Any:
 def list_components(section: str | None = None) -> list[Component]:
     """Return all components, or those of a section."""
     return [one for one in _components.values() if section in (None, one.section)]
+
+
+def list_group_choices(group: str) -> list[str]:
+    """Return the choices of a config group: files of conf/, and components."""
+    components = list_components(group) if group in CHOICE_SCHEMAS else []
+    return sorted([*list_choices(group), *(component.kind for component in components)])
 
 
 def format_unknown_kind(section: str, kind: str) -> str:
@@ -156,7 +171,8 @@ def list_unused_settings(config: Any) -> set[str]:
     return {
         f"{component.section}.{component.kind}."
         for component in list_components()
-        if component.kind not in _list_selected(config, component.section)
+        if component.section in SELECTORS
+        and component.kind not in _list_selected(config, component.section)
     }
 
 
@@ -196,6 +212,11 @@ def remove_components(registered: Collection[tuple[str, str]]) -> None:
     """Remove components, given by section and kind."""
     for key in registered:
         del _components[key]
+
+
+def _list_files(section: str) -> list[str]:
+    """Return the choices of conf/ among which a component would be one."""
+    return list_choices(section) if section in CHOICE_SCHEMAS else []
 
 
 def _list_selected(config: Any, section: str) -> list[str]:

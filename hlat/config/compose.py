@@ -6,6 +6,7 @@ registered explicitly (docs/adr/0005-packaging.md). A code snapshot has no launc
 submits no jobs.
 """
 
+import dataclasses
 import importlib
 import importlib.util
 import sys
@@ -24,7 +25,12 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from hlat.config import config_loader, redaction
-from hlat.config.components import extend_schema, format_kinds
+from hlat.config.components import (
+    CHOICE_SCHEMAS,
+    extend_schema,
+    format_kinds,
+    list_components,
+)
 from hlat.config.config_errors import ConfigError
 from hlat.config.config_files import list_user_config_dirs
 from hlat.config.hydra_errors import convert_hydra_error
@@ -47,6 +53,9 @@ def register_configs() -> None:
     store.store(name="schema", node=extend_schema(Config))
     detected = {"defaults": [choose_local_hardware(), "_self_"], "processes_per_node": None}
     store.store(group="hardware", name="local", node=detected)
+    for choice in (one for group in CHOICE_SCHEMAS for one in list_components(group)):
+        node = dataclasses.replace(choice.spec, name=choice.kind)
+        store.store(group=choice.section, name=choice.kind, node=node)
     for study in sorted(find_package_dir("sweeps").glob("*.yaml")):
         store.store(group="sweep", name=study.stem, node=OmegaConf.load(study), package="_global_")
     if find_code_snapshot() is None:

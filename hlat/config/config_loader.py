@@ -20,11 +20,12 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from hlat.config import extensions
+from hlat.config.components import list_group_choices
 from hlat.config.config_errors import ConfigError
 from hlat.config.hydra_config_security import find_code_references, validate_search_path
 from hlat.config.optimizer import RENAMED_PRESETS
 from hlat.config.override_keys import list_replaced_axes
-from hlat.config.package_dirs import find_package_dir, list_choices
+from hlat.config.package_dirs import find_package_dir
 from hlat.config.renamed_keys import (
     print_once,
     rename_config,
@@ -155,7 +156,7 @@ class SafeConfigLoader(ConfigLoaderImpl):
             values = override.value() if self._may_be_group(override) else None
             if isinstance(values, list) and not all(isinstance(name, str) for name in values):
                 group = override.key_or_group
-                choices = ", ".join(list_choices(group))
+                choices = ", ".join(list_group_choices(group))
                 raise ConfigError(f"{override.input_line}: {group} selects one of {choices}")
 
     def _may_be_group(self, override: Override) -> bool:

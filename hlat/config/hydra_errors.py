@@ -14,7 +14,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.errors import OverrideParseException
 
 from hlat.config import config_files
-from hlat.config.components import extend_schema
+from hlat.config.components import CHOICE_SCHEMAS, extend_schema
 from hlat.config.config_errors import ConfigError
 from hlat.config.package_dirs import list_choices
 from hlat.config.run import Config
@@ -223,7 +223,8 @@ def _build_unknown_choice_error(group: str, choice: str, choices: Sequence[str])
     matches = matches or difflib.get_close_matches(choice, choices, n=1)
     hint = f" did you mean {matches[0]}?" if matches else ""
     listed = f" choices: {', '.join(choices)}" if choices else ""
-    return ConfigError(f"{group}={choice} does not exist;{hint}{listed}".rstrip(";"))
+    extension = "; one of an extension needs extensions=[FILE]" if group in CHOICE_SCHEMAS else ""
+    return ConfigError(f"{group}={choice} does not exist;{hint}{listed}".rstrip(";") + extension)
 
 
 def _parse_full_key(text: str) -> str | None:

@@ -1,6 +1,7 @@
 """Precision recipe (mixed_precision): dtype of each kind of tensor, and rounding mode.
 
-To add a recipe, write conf/precision/<name>.yaml.
+To add a recipe, write conf/precision/<name>.yaml, or register it in a file of your own
+(docs/guides/own-idea.md).
 """
 
 from dataclasses import dataclass, field

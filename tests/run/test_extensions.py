@@ -86,6 +86,34 @@ def test_help_and_completion_have_the_kinds_and_settings(hlat, folder) -> None:
     assert done.stdout == "['model.attention.gated.scale=']\n", done.stderr
 
 
+def test_a_precision_recipe_in_every_command(hlat, small, folder) -> None:
+    recipe = ("extensions=[bf16_fp32_norm.py]", "precision=bf16_fp32_norm")
+    done = hlat("train", recipe[0], "--help")
+    assert "precision: bf16, bf16_fp32_norm, bf16_sr, " in done.stdout
+    for steps in (1, 2):
+        done = hlat("train", *small, *recipe, "run.name=x", f"run.steps={steps}")
+        assert done.returncode == 0, done.stderr
+    assert "resuming from runs/x/checkpoints/step_00000001\n" in done.stdout
+    done = hlat("train", *small, recipe[1], "run.name=x", "run.steps=3")
+    assert done.returncode == 2
+    assert "one of an extension needs extensions=[FILE]" in done.stderr
+    done = hlat("plan", *recipe)
+    assert "tiny in bf16_fp32_norm on 1 node" in done.stdout, done.stderr
+    choices = f"{recipe[1]},bf16_sr"
+    done = hlat("sweep", *small, recipe[0], choices, "run.steps=1", "hydra.sweep.dir=runs/s")
+    assert done.returncode == 0, done.stderr
+    configs = (folder / "runs").glob("*/config.yaml")
+    assert sum("  name: bf16_fp32_norm\n" in file.read_text() for file in configs) == 2
+
+
+@pytest.mark.slow
+def test_the_doctor_passes_a_precision_recipe(hlat, small, folder) -> None:
+    data = [word for word in small if word.startswith("data.")]
+    recipe = ("extensions=[bf16_fp32_norm.py]", "precision=bf16_fp32_norm")
+    done = hlat("doctor", *data, *recipe)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_log_a_metric(hlat, small, folder) -> None:
     done = hlat(
         *("train", *small, "extensions=[attention_entropy.py,warmup_stable_invsqrt.py]"),

@@ -6,12 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
 from hlat.config import components, extensions, frozen_config
+from hlat.config.completion import complete_override
 from hlat.config.compose import compose_config, register_configs
 from hlat.config.config_errors import ConfigError
 from hlat.config.resolve import resolve_config
+from hlat.config.sweep_axes import load_sweep_axes
 from hlat.tracking import finished_runs
 
 GATE = '''
@@ -28,13 +31,24 @@ register_component("model.attention", "gate", "Text.", AttentionSpec(), GateConf
 '''
 
 
+RECIPE = """
+from hlat.config.components import register_component
+from hlat.config.precision import *
+
+register_component(
+    "precision", "mine", "Text.", PrecisionConfig(*["?"] + [Dtype.bf16] * 6, rounding="stochastic")
+)
+"""
+
+
 @pytest.fixture(autouse=True)
 def _forget_extensions(monkeypatch) -> Iterator[None]:
     before = components.list_registered()
     monkeypatch.setattr(extensions, "_loaded", {})
     yield
     components.remove_components(components.list_registered() - before)
-    register_configs()  # the schema without them
+    ConfigStore.instance().repo.pop("precision", None)
+    register_configs()  # the schema and the choices without them
 
 
 @pytest.fixture
@@ -94,6 +108,50 @@ def test_refuse_a_wrong_path(gate, word, message) -> None:
     with pytest.raises(ConfigError) as error:
         extensions.load_from_command_line([word])
     assert message in str(error.value)
+
+
+@pytest.fixture
+def recipe(tmp_path, monkeypatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    Path("recipe.py").write_text(RECIPE)
+    return "extensions=[recipe.py]"
+
+
+def test_compose_with_a_recipe(recipe) -> None:
+    extensions.load_from_command_line([recipe])
+    config = resolve_config(compose_config([recipe, "precision=mine"]))
+    same = resolve_config(compose_config(["precision=bf16_sr", "precision.name=mine"]))
+    assert config.precision == same.precision
+    axes = load_sweep_axes([recipe, "precision=fp32,mine", "precision.rounding=nearest"]).axes
+    assert axes == {"precision": ["fp32", "mine"]}
+    assert complete_override(["precision=m"]) == ["precision=mine", "precision=mixed"]
+    with pytest.raises(ConfigError, match=r"does not exist;.* choices: bf16, .*, fp32, mine, mixed"):
+        compose_config([recipe, "precision=my"])
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ("mine", "mixed", "precision already has a component mixed; choose another name"),
+        ('"Text.", Pre', '"Text.", int or Pre', "the specification of precision=mine is no Prec"),
+        ('"precision"', '"batch"', "'batch' has no components; register one in model.attention, "),
+    ],
+)
+def test_refuse_a_wrong_recipe(recipe, before, after, message) -> None:
+    Path("recipe.py").write_text(RECIPE.replace(before, after, 1))
+    with pytest.raises(ConfigError, match=message):
+        extensions.load_from_command_line([recipe])
+
+
+def test_a_job_has_the_recipe_of_its_submission(recipe, monkeypatch, tmp_path) -> None:
+    extensions.load_from_command_line([recipe])
+    composed = compose_config([recipe, "precision=mine"])
+    command_line = frozen_config.CommandLine([recipe], [])
+    frozen_config.save_frozen_config(tmp_path, composed, command_line)
+    components.remove_components({("precision", "mine")})
+    monkeypatch.setattr(extensions, "_loaded", {})
+    loaded = resolve_config(frozen_config.load_frozen_config(tmp_path))
+    assert loaded == resolve_config(composed)
 
 
 def test_no_file_can_name_an_extension(gate) -> None:

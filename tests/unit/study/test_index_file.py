@@ -49,6 +49,21 @@ def test_only_changed_runs_are_read_again(
     assert read == ["a", "b", "c", "b"]
 
 
+def test_settings_of_an_earlier_version_have_present_keys(
+    tmp_path: Path, write_run: WriteRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run("a")
+    build = index_file.build_run_row
+    monkeypatch.setattr(
+        index_file, "build_run_row", lambda *args: (build(*args)[0], {"precision.weights": "bf16"})
+    )
+    load_run_list(tmp_path / "runs")  # stores it in the index
+    runs = load_run_list(tmp_path / "runs")
+    assert runs.settings == [{"precision.param_dtype": "bf16"}]
+    for column in ("precision.weights", "config.precision.weights", "precision.param_dtype"):
+        assert index_file.resolve_columns(runs, [column]) == ["config.precision.param_dtype"]
+
+
 def test_running_runs_are_listed_but_not_stored(tmp_path: Path, write_run: WriteRun) -> None:
     write_run("a", end=None)
     (row,) = load_run_list(tmp_path / "runs").rows
