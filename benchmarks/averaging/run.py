@@ -36,7 +36,7 @@ HERE = Path(__file__).resolve().parent
 Json = dict[str, Any]
 STEPS, SPACING, NUM_SINGLE = 1200, 40, 5
 RUN = [
-    "experiment=desk",
+    "experiment=small_study",
     f"run.steps={STEPS}",
     f"checkpoint.every_steps={SPACING}",
     f"checkpoint.keep_last={NUM_SINGLE}",
@@ -53,7 +53,7 @@ ENDS = {
     ],
 }
 TITLES = {
-    "zero": "The learning rate decays linearly to zero, as in `experiment=desk`",
+    "zero": "The learning rate decays linearly to zero, as in `experiment=small_study`",
     "tenth": "The learning rate decays to a tenth of the peak, as for HLAT-70B",
     "constant": "The learning rate is constant",
 }

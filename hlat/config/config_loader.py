@@ -36,7 +36,9 @@ from hlat.config.renamed_keys import (
 _MAX_COMPOSED = 16
 """Number of configurations in memory, one per combination of choices."""
 _RENAMED_CHOICES = {
-    f"optimizer/{before}": f"optimizer/{now}" for before, now in RENAMED_PRESETS.items()
+    "experiment/desk": "experiment/small_study",
+    "recovery/desk": "recovery/interactive",
+    **{f"optimizer/{before}": f"optimizer/{now}" for before, now in RENAMED_PRESETS.items()},
 }
 """Former files of conf/ that overrides and files may name until the next version."""
 _SINGLE_PATH = re.compile(r"(\+{0,2}data\.sources\.[^.=]+\.(?:heldout_)?paths)=([^\[,$~]+)")

@@ -25,7 +25,7 @@ def build_inference_config(metadata: ModelMetadata, overrides: Sequence[str]) ->
 
     The overrides are of `OVERRIDABLE_GROUPS`.
     """
-    all_overrides = ["recovery=desk", *_build_model_overrides(metadata), *overrides]
+    all_overrides = ["recovery=interactive", *_build_model_overrides(metadata), *overrides]
     if not any(override.startswith("precision=") for override in overrides):
         operators = metadata.fp32_operators if metadata.dtype is Dtype.bf16 else ()
         recipe = f"precision={_PRECISION_RECIPES[metadata.dtype]}"
@@ -41,7 +41,7 @@ def build_inference_config(metadata: ModelMetadata, overrides: Sequence[str]) ->
 def build_unverified_config(overrides: Sequence[str]) -> Config:
     """Return a configuration without the model; the job validates that the model fits."""
     name = f"run.name={EVALUATIONS_DIR}"
-    return convert_to_dataclasses(compose_config(["recovery=desk", name, *overrides]))
+    return convert_to_dataclasses(compose_config(["recovery=interactive", name, *overrides]))
 
 
 def parse_config_group(override: str) -> str:

@@ -92,7 +92,7 @@ def test_choices_include_those_of_the_config_dir(runner, refused):
     path.parent.mkdir(parents=True)
     path.write_text("# @package _global_\n")
     done = runner.run("--config-dir=my", "experiment=frist", small=False)
-    refused(done, "experiment=frist does not exist; did you mean first? choices: desk, first,")
+    refused(done, "experiment=frist does not exist; did you mean first? choices: first, hlat_70b,")
 
 
 def test_refuse_a_file_with_the_name_of_a_choice(runner, refused):

@@ -39,6 +39,18 @@ def test_a_renamed_key_works_with_a_warning(capsys: pytest.CaptureFixture[str]) 
     assert "hlat: compiler.inductor is now compiler.torch_compile" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("former", "present"),
+    [
+        ("experiment=desk", "experiment=small_study"),
+        ("recovery=desk", "recovery=interactive"),
+    ],
+)
+def test_a_renamed_choice_has_the_same_content(former: str, present: str, capsys) -> None:
+    assert compose_config([former]) == compose_config([present])
+    assert f"hlat: {former} is now {present}; the next version rejects" in capsys.readouterr().err
+
+
 def test_a_renamed_choice_works_with_a_warning(capsys, monkeypatch, tmp_path: Path) -> None:
     assert compose_config(["optimizer=small"]).optimizer.lr == 6e-4
     expected = "hlat: optimizer=small is now optimizer=adamw_small; the next version rejects"

@@ -125,7 +125,9 @@ def test_compose_with_a_recipe(recipe) -> None:
     axes = load_sweep_axes([recipe, "precision=fp32,mine", "precision.rounding=nearest"]).axes
     assert axes == {"precision": ["fp32", "mine"]}
     assert complete_override(["precision=m"]) == ["precision=mine", "precision=mixed"]
-    with pytest.raises(ConfigError, match=r"does not exist;.* choices: bf16, .*, fp32, mine, mixed"):
+    with pytest.raises(
+        ConfigError, match=r"does not exist;.* choices: bf16, .*, fp32, mine, mixed"
+    ):
         compose_config([recipe, "precision=my"])
 
 

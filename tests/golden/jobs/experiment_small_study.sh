@@ -3,12 +3,12 @@
 # Parameters
 #SBATCH --chdir=/fsx/home
 #SBATCH --exclusive
-#SBATCH --job-name=desk
+#SBATCH --job-name=small_study
 #SBATCH --mem=0
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1
 #SBATCH --open-mode=append
-#SBATCH --output=/fsx/home/runs/desk/submissions/1/%j.log
+#SBATCH --output=/fsx/home/runs/small_study/submissions/1/%j.log
 #SBATCH --requeue
 #SBATCH --signal=B:USR2@300
 
@@ -17,4 +17,4 @@ trap '' USR2  # until hlat.jobs.attempt installs its handler
 
 # command
 export SUBMITIT_EXECUTOR=slurm
-exec /opt/venv/bin/python /fsx/home/code.zip hlat.jobs.attempt /fsx/home/runs/desk/submissions/1
+exec /opt/venv/bin/python /fsx/home/code.zip hlat.jobs.attempt /fsx/home/runs/small_study/submissions/1
