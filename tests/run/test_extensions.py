@@ -100,7 +100,8 @@ def test_a_precision_recipe_in_every_command(hlat, small, folder) -> None:
     done = hlat("plan", *recipe)
     assert "tiny in bf16_fp32_norm on 1 node" in done.stdout, done.stderr
     choices = f"{recipe[1]},bf16_sr"
-    done = hlat("sweep", *small, recipe[0], choices, "run.steps=1", "hydra.sweep.dir=runs/s")
+    sweep = (recipe[0], choices, "run.steps=1", "hydra.sweep.dir=runs/s")
+    done = hlat("train", "-m", *small, *sweep)
     assert done.returncode == 0, done.stderr
     configs = (folder / "runs").glob("*/config.yaml")
     assert sum("  name: bf16_fp32_norm\n" in file.read_text() for file in configs) == 2
