@@ -25,6 +25,9 @@ class LionSpec(OptimizerSpec):
     def list_state_tensors(self, role: ParameterRole) -> tuple[StateTensor, ...]:
         return (StateTensor("exp_avg", "beta2"),)
 
+    def get_update_flops(self, role: ParameterRole) -> float:
+        return 10
+
     def build_hyperparameters(
         self, settings: OptimizerConfig, role: ParameterRole
     ) -> dict[str, Any]:

@@ -26,6 +26,10 @@ class AdamWSpec(OptimizerSpec):
         """Return the moments, named as in torch.optim.AdamW."""
         return StateTensor("exp_avg", "beta1"), StateTensor("exp_avg_sq", "beta2", is_squared=True)
 
+    def get_update_flops(self, role: ParameterRole) -> float:
+        """Return 3 and 4 for the moments, 3 for the denominator, 1 for decay and 3 for the step."""
+        return 14
+
     def build_hyperparameters(
         self, settings: OptimizerConfig, role: ParameterRole
     ) -> dict[str, Any]:

@@ -6,8 +6,9 @@ planner, checkpoint store and doctor query the specification and contain no name
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hlat.config.components import get_spec
 from hlat.config.precision import Dtype, PrecisionConfig
@@ -36,8 +37,8 @@ class StateTensor:
         return precision.optimizer_state_dtype
 
 
-class OptimizerSpec:
-    """Specification of an optimizer; the methods here describe an element-wise update.
+class OptimizerSpec(Protocol):
+    """Specification of an optimizer; methods that are not abstract describe an element-wise update.
 
     Attributes:
         title: Name in messages.
@@ -47,9 +48,17 @@ class OptimizerSpec:
     title: str
     nxdt_names: tuple[str, ...] = ()
 
+    @abstractmethod
     def list_state_tensors(self, role: ParameterRole) -> tuple[StateTensor, ...]:
         """Return the state of a parameter, besides its number of updates."""
-        raise NotImplementedError
+
+    @abstractmethod
+    def get_update_flops(self, role: ParameterRole) -> float:
+        """Return the FLOPs of an update per element of a parameter.
+
+        An element-wise operation is one FLOP. The planner derives the bytes of an update from the
+        state tensors and the dtypes of the precision recipe.
+        """
 
     def is_elementwise(self, role: ParameterRole) -> bool:
         """Return True if any shard of a parameter can be updated, False if it must be whole."""
@@ -70,12 +79,12 @@ class OptimizerSpec:
         """Return what the update rule reads from a parameter group besides `weight_decay`."""
         return {}
 
+    @abstractmethod
     def get_gradient_source(self, settings: OptimizerConfig) -> tuple[str, float]:
         """Return the state tensor that is a multiple of the gradient after an update from zero.
 
         The second value is the factor. The doctor derives gradients from checkpoints with it.
         """
-        raise NotImplementedError
 
 
 def get_optimizer_spec(name: str) -> OptimizerSpec:

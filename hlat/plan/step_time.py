@@ -11,12 +11,14 @@ Sources: Megatron-LM, arXiv 2104.04473, section 2.2 (bubble); 2205.05198, sectio
 parallelism); ZeRO, 1910.02054, section 7 (traffic of its stages); zero bubble, 2401.10241.
 """
 
+import math
 from dataclasses import dataclass
 
 from hlat.config import mfu
 from hlat.config.config_errors import ConfigError
 from hlat.config.engine import EngineBackend
 from hlat.config.parallelism import ActivationCheckpointing, PipelineSchedule
+from hlat.config.precision import Dtype
 from hlat.config.run import Config
 from hlat.distributed.mesh_coordinates import ParallelDegrees, compute_parallel_degrees
 from hlat.model import decoder_spec
@@ -28,7 +30,7 @@ from hlat.plan.pipeline_stage_shards import (
     compute_hidden_bytes,
     count_micro_batch_tokens,
 )
-from hlat.precision.precision_bytes import compute_bytes_per_parameter, get_itemsize
+from hlat.precision.precision_bytes import compute_update_bytes, get_itemsize
 
 _BUBBLE_FRACTION = {PipelineSchedule.zero_bubble: 1 / 3}
 """Fraction of 1F1B's bubble; weight gradients, a third of the work, fill the rest."""
@@ -44,7 +46,7 @@ class StepTime:
         sends: Activations and their gradients between pipeline stages.
         bubble: Idle time of the pipeline.
         reduction: Data-parallel collectives that are not overlapped.
-        optimizer: Memory traffic of the update.
+        optimizer: Update of the weights.
         hidden: Overlapped data-parallel collectives, not part of the total.
     """
 
@@ -64,9 +66,15 @@ class StepTime:
 
 @dataclass(frozen=True)
 class AchievedSpeed:
-    """Achieved FLOP/s and bytes/s of a rank; link and network include its efficiency."""
+    """Achieved FLOP/s and bytes/s of a rank; link and network include its efficiency.
+
+    Attributes:
+        flops: Speed of matmuls.
+        vector_flops: Speed of element-wise operations in fp32; infinite if it is unknown.
+    """
 
     flops: float
+    vector_flops: float
     memory: float
     link: float
     network: float
@@ -126,6 +134,7 @@ def compute_achieved_speed(config: Config, efficiency: HardwareEfficiency) -> Ac
     flops, memory, link, network = (peak or 0.0 for peak in peaks.values())
     return AchievedSpeed(
         flops=flops * efficiency.compute,
+        vector_flops=mfu.compute_peak_flops(hardware, 1, Dtype.fp32) or math.inf,
         memory=memory * 1e9,
         link=link * 1e9 * efficiency.link,
         network=network * 1e9 / 8 * efficiency.network,
@@ -158,7 +167,10 @@ def compute_step_time(config: Config, speed: AchievedSpeed) -> StepTime:
         sends=num_micro_batches * sends,
         bubble=(sum(slots) - slots[slowest]) * bubble,
         reduction=reduction - hidden,
-        optimizer=compute_optimizer_bytes(config, mesh, largest) / speed.memory,
+        optimizer=max(
+            compute_optimizer_flops(config, mesh, largest) / speed.vector_flops,
+            compute_optimizer_bytes(config, mesh, largest) / speed.memory,
+        ),
         hidden=hidden,
     )
 
@@ -243,20 +255,24 @@ def compute_data_parallel_bytes(
     return sent * (mesh.dp - 1) / mesh.dp
 
 
+def compute_optimizer_flops(
+    config: Config, mesh: ParallelDegrees, stage: PipelineStageShard
+) -> float:
+    """Return the FLOPs of a rank's optimizer update."""
+    optimizer = get_optimizer_spec(config.optimizer.name)
+    flops = sum(numel * optimizer.get_update_flops(role) for role, numel in stage.numels_by_role)
+    return flops / mesh.dp if config.parallelism.zero else flops
+
+
 def compute_optimizer_bytes(
     config: Config, mesh: ParallelDegrees, stage: PipelineStageShard
 ) -> float:
-    """Return the bytes that a rank's optimizer update reads and writes.
-
-    The update reads the gradients, reads and writes its state and the (master) weights, and with
-    master weights also writes the weights.
-    """
+    """Return the bytes that a rank's optimizer update reads and writes."""
     optimizer = get_optimizer_spec(config.optimizer.name)
-    cost = compute_bytes_per_parameter(config.precision, optimizer)
-    updated = cost.master_weights or cost.weights
-    copied = cost.weights if cost.master_weights else 0
-    num_bytes = stage.numel * (cost.gradients + 2 * updated + copied)
-    num_bytes += 2 * stage.compute_state_bytes(config)
+    num_bytes = sum(
+        numel * compute_update_bytes(config.precision, optimizer, role)
+        for role, numel in stage.numels_by_role
+    )
     return num_bytes / mesh.dp if config.parallelism.zero else num_bytes
 
 

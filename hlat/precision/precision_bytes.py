@@ -70,3 +70,17 @@ def compute_state_bytes(
     """Return the bytes of an optimizer's state per element of a parameter."""
     tensors = optimizer.list_state_tensors(role)
     return sum(get_itemsize(tensor.get_dtype(precision)) for tensor in tensors)
+
+
+def compute_update_bytes(
+    precision: PrecisionConfig, optimizer: OptimizerSpec, role: ParameterRole
+) -> int:
+    """Return the bytes that an update reads and writes per element of a parameter.
+
+    It reads the gradients, reads and writes its state and the (master) weights, and with master
+    weights also writes the weights.
+    """
+    cost = compute_bytes_per_parameter(precision, optimizer, role)
+    updated = cost.master_weights or cost.weights
+    copied = cost.weights if cost.master_weights else 0
+    return cost.gradients + 2 * (updated + cost.optimizer_state) + copied

@@ -10,6 +10,7 @@ from hlat.config.mfu import compute_mfu
 from hlat.distributed.mesh_coordinates import compute_parallel_degrees
 from hlat.model.decoder_spec import compute_flops_per_token
 from hlat.model.parameter_spec import ParameterRole
+from hlat.optim.adamw_spec import AdamWSpec
 from hlat.plan import step_time
 from hlat.plan.hardware_efficiency import HardwareEfficiency
 from hlat.plan.pipeline_stage_shards import PipelineStageShard, build_stage_shards
@@ -109,6 +110,18 @@ def test_optimizer_bytes_include_every_copy(config):
         count_optimizer_bytes("precision=mixed", "parallelism.dp=4", "parallelism.zero=1")
         == 250 * 30
     )
+
+
+def test_update_takes_the_longer_of_flops_and_memory_traffic(config, monkeypatch):
+    args = ("model=7b", "hardware=a100_p4d", "precision=mixed", "parallelism.zero=1")
+    run = config(*args, "hardware.nodes=4", "parallelism.tp=4")
+    numel = _evaluate(run, "compute_optimizer_bytes") / 30  # of a data-parallel rank
+    assert step_time.predict_step_time(run).optimizer == pytest.approx(30 * numel / 1555e9)
+    monkeypatch.setattr(AdamWSpec, "get_update_flops", lambda self, role: 10_000)
+    assert step_time.predict_step_time(run).optimizer == pytest.approx(10_000 * numel / 19.5e12)
+    trn1 = config("experiment=hlat_7b")  # the peak of element-wise operations is unknown
+    num_bytes = _evaluate(trn1, "compute_optimizer_bytes")
+    assert step_time.predict_step_time(trn1).optimizer == pytest.approx(num_bytes / 440e9)
 
 
 @pytest.mark.parametrize(

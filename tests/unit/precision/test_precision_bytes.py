@@ -1,10 +1,12 @@
 """Bytes per weight of the recipes of the HLAT paper."""
 
 from hlat.config.precision import Dtype, PrecisionConfig, RoundingMode
+from hlat.model.parameter_spec import ParameterRole
 from hlat.optim.adamw_spec import AdamWSpec
 from hlat.precision.precision_bytes import (
     BytesPerParameter,
     compute_bytes_per_parameter,
+    compute_update_bytes,
     get_itemsize,
 )
 
@@ -44,3 +46,9 @@ def test_hlat_70b_static_memory_per_core() -> None:
 def test_bf16_with_master_weights() -> None:
     precision = PrecisionConfig("bf16_sr_master", *[BF16] * 5, FP32, master_weight_dtype=FP32)
     assert compute_bytes_per_parameter(precision, ADAMW) == BytesPerParameter(2, 2, 0, 4, 8)
+
+
+def test_bytes_of_an_update_include_the_copy_of_master_weights() -> None:
+    role = ParameterRole.matrix
+    assert compute_update_bytes(BF16_SR, ADAMW, role) == 2 + 2 * (2 + 4)
+    assert compute_update_bytes(MIXED, ADAMW, role) == 4 + 2 * (4 + 8) + 2

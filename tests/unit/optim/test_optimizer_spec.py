@@ -1,0 +1,70 @@
+"""FLOPs in specifications against the operations of update rules, and incomplete specifications."""
+
+import runpy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hlat.config import components
+from hlat.model.parameter_spec import ParameterRole
+from hlat.optim.adamw import compute_adamw_update
+from hlat.optim.adamw_spec import AdamWSpec
+from hlat.optim.optimizer_spec import OptimizerSpec, StateTensor
+from tests.conftest import REPOSITORY
+
+NUMEL = 1000
+FLOPS_PER_ELEMENT = {torch.ops.aten.lerp.Scalar: 3}
+"""FLOPs of operators that are not one operation."""
+
+
+class CountFlops(TorchDispatchMode):
+    """Count the element-wise FLOPs of a parameter; those of scalars are omitted."""
+
+    flops: int = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Tensor:
+        result: Tensor = func(*args, **(kwargs or {}))
+        if result.numel() == NUMEL:
+            self.flops += FLOPS_PER_ELEMENT.get(func, 1)
+        return result
+
+
+def count_flops(compute_update: Callable[..., list[Tensor]], spec: OptimizerSpec) -> int:
+    """Count the FLOPs of an update per element of a matrix."""
+    group = {"betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
+    num_values = 2 + len(spec.list_state_tensors(ParameterRole.matrix))
+    values = [torch.ones(NUMEL) for _ in range(num_values)]
+    with CountFlops() as counter:
+        compute_update(values, torch.ones(()), torch.full((), 1e-3), group)
+    return counter.flops
+
+
+def test_adamw_has_the_flops_of_its_update_rule() -> None:
+    spec = AdamWSpec()
+    assert spec.get_update_flops(ParameterRole.matrix) == count_flops(compute_adamw_update, spec)
+
+
+def test_lion_has_the_flops_of_its_update_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(components, "_components", dict(components._components))
+    extension = runpy.run_path(str(REPOSITORY / "examples/lion.py"))
+    spec: OptimizerSpec = extension["LionSpec"]()
+    flops = count_flops(extension["compute_update"], spec)
+    assert spec.get_update_flops(ParameterRole.matrix) == flops
+
+
+def test_a_specification_without_flops_is_rejected() -> None:
+    class Incomplete(OptimizerSpec):
+        def list_state_tensors(self, role: ParameterRole) -> tuple[StateTensor, ...]:
+            return ()
+
+        def get_gradient_source(self, settings: Any) -> tuple[str, float]:
+            return "exp_avg", 1.0
+
+    with pytest.raises(TypeError, match="get_update_flops"):
+        Incomplete()  # type: ignore[abstract]
