@@ -1,7 +1,7 @@
 """Training engine on neuronx-distributed, for Trainium; its tests run it on a CPU."""
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import neuronx_distributed as nxd
@@ -10,7 +10,7 @@ import torch.distributed as dist
 import torch_xla
 import torch_xla.core.xla_model as xm
 import torch_xla.runtime
-from neuronx_distributed.parallel_layers import mappings, parallel_state
+from neuronx_distributed.parallel_layers import parallel_state
 from torch import Tensor, nn
 
 from hlat.config.engine_capabilities import validate_decoding, validate_device
@@ -19,27 +19,21 @@ from hlat.config.run import Config
 from hlat.data.packed_sequences import PackedSequences, compute_loss_mask
 from hlat.distributed.mesh_object_group import build_parallel_state
 from hlat.distributed.parallel_state import ParallelState
-from hlat.distributed.pipeline_stages import assign_layers_to_stages
 from hlat.distributed.state_shard import StateShard
 from hlat.engine import replica_comparison
 from hlat.engine.device_checks import DeviceContext, run_device_checks
 from hlat.engine.interface import DecodeState, DeviceReport, ReplicaMismatch, StepMetrics
-from hlat.engine.nxd.nxd_layers import (
-    NxdCausalLM,
-    NxdCrossEntropy,
-    NxdDecoderLayer,
-    NxdRMSNorm,
-    select_checkpointed_modules,
-)
+from hlat.engine.nxd.host_state import HostState
+from hlat.engine.nxd.nxd_config import build_nxd_config
+from hlat.engine.nxd.nxd_layers import NxdCausalLM
 from hlat.engine.nxd.nxd_parameters import NxdParameters, compute_param_shards
 from hlat.engine.nxd.nxd_process_groups import build_device_axes, build_host_axes
 from hlat.engine.nxd.xla_dtypes import get_xla_dtypes
 from hlat.engine.nxd.xla_optimizer import XlaOptimizer
-from hlat.engine.state_shards import init_weights, iter_state_shards
+from hlat.engine.state_shards import init_weights
 from hlat.model.decoder_spec import list_parameter_specs
 from hlat.model.loss import IGNORE_INDEX, build_next_token_targets
 from hlat.optim.optimizer_factory import build_param_groups, get_update_rule
-from hlat.precision.torch_dtypes import TORCH_DTYPES
 
 _CLIP_EPSILON = 1e-6
 """Added to the norm in clipping, as in torch and NxD."""
@@ -75,13 +69,12 @@ class NxdEngine:
             validate_decoding(config)
         self._init_distributed(config)
         self._specs = {spec.name: spec for spec in list_parameter_specs(config.model)}
-        self._model = nxd.initialize_parallel_model(self._parallel_config, self._build_model)
+        self._model = nxd.initialize_parallel_model(self._nxd_config, self._build_model)
         self.params = self._build_params()
-        self._host_state: dict[str, dict[str, Tensor]] = {}
-        self._host_versions: dict[tuple[str, str], int] = {}
         self._num_skipped = torch.zeros((), dtype=torch.int32, device=self._device)
         torch_xla.sync()  # otherwise the zeros of the state are part of the first step's graph
-        self._has_initial_state = True
+        is_main_replica = config.parallelism.zero > 0 or self.parallel_state.dp_rank == 0
+        self._host_state = HostState(self.params, self._specs, config.precision, is_main_replica)
         if initialize:
             self.init_weights()
 
@@ -91,8 +84,8 @@ class NxdEngine:
 
     def train_step(self, sequences: PackedSequences, learning_rate: float) -> dict[str, Tensor]:
         """Run one optimizer step over all micro batches without waiting for the device."""
-        self._sync_from_host()
-        loss = self._forward_backward(sequences)
+        self._sync_stale_params()
+        loss = self._backward(self._build_batch(sequences))
         self.params.base_optimizer.set_lr(learning_rate)
         self.params.optimizer.step()
         self.params.optimizer.zero_grad(set_to_none=True)
@@ -103,47 +96,29 @@ class NxdEngine:
         torch_xla.sync()
         return {"loss": loss, "grad_norm": self._grad_norm}
 
-    def _forward_backward(self, sequences: PackedSequences) -> Tensor:
-        """Accumulate gradients; return the loss on ranks with the head, else 0."""
-        batch = self._build_batch(sequences)
-        if self.config.parallelism.pp > 1:  # NxD splits it and averages over micro batches
-            batch["weights"] *= self.config.num_micro_batches
-            loss = self._model.run_train(**batch)
-            return self._build_zero_loss() if loss is None else loss.detach().to(self._device)
-        loss = self._build_zero_loss()
-        size = self.config.micro_batch_size
-        for start in range(0, len(sequences.tokens), size):
-            micro_batch = {name: tensor[start : start + size] for name, tensor in batch.items()}
-            loss += self._model.run_train(**self._to_device(micro_batch)).detach()
-            torch_xla.sync()
-        return loss
-
     @torch.no_grad()
     def eval_step(self, sequences: PackedSequences) -> dict[str, Tensor]:
         """Compute the mean loss of sequences, the same on every rank.
 
         The batch is padded with sequences of weight zero, so that any number of them has one graph.
         """
-        self._sync_from_host()
+        self._sync_stale_params()
         config, dp = self.config, self.parallel_state.dp_size
         is_pipelined = config.parallelism.pp > 1
         size = config.batch.global_batch_size // dp if is_pipelined else config.micro_batch_size
         batch = _pad_batch(self._build_batch(sequences, dp_sharded=False), size * dp)
         loss = self._build_zero_loss()
         for start in range(self.parallel_state.dp_rank * size, len(batch["tokens"]), dp * size):
-            part = {name: tensor[start : start + size] for name, tensor in batch.items()}
-            if is_pipelined:
-                loss += self._eval_pipelined(part)
-            else:
-                loss += self._model(**self._to_device(part))
+            loss += self._forward(_select_sequences(batch, start, size))
             torch_xla.sync()
         self._all_reduce_loss(loss)
         torch_xla.sync()
         return {"loss": loss}
 
     def compute_metrics(self, names: Sequence[str], sequences: PackedSequences) -> dict[str, float]:
-        """Raise NotImplementedError; validation refuses metrics of extensions."""
-        raise NotImplementedError("metrics of extensions need engine=native")
+        """Return {}; validation rejects metrics of extensions."""
+        assert not names, "the capability table forbids tracking.metrics"
+        return {}
 
     def create_decode_state(self) -> DecodeState:
         """Raise ConfigError: the engine does not decode."""
@@ -174,12 +149,13 @@ class NxdEngine:
         Chunks are in host memory; changed ones are copied to the device before the next step.
         """
         names = self.params.local_params.keys()
-        return self._iter_host_shards(names, kept_names=names)
+        return self._host_state.iter_shards(names, kept_names=names)
 
     def saved_state_shards(self) -> Iterator[StateShard]:
         """Yield the shards that this rank saves; other parameters are not copied to the host."""
-        names = self._find_saved_names()
-        return (shard for shard in self._iter_host_shards(names, names) if shard.is_main_replica)
+        names = self._host_state.find_saved_names()
+        shards = self._host_state.iter_shards(names, kept_names=names)
+        return (shard for shard in shards if shard.is_main_replica)
 
     def find_replica_mismatches(self) -> list[ReplicaMismatch]:
         """Return slices that differ between data-parallel or tensor-parallel ranks.
@@ -190,12 +166,13 @@ class NxdEngine:
         axes = [self._host_axes["dp"]]
         if not self.config.precision.allow_replica_divergence:
             axes.append(self._host_axes["tp"])
-        shards = self._iter_host_shards(self.params.local_params, self._find_saved_names())
+        saved_names = self._host_state.find_saved_names()
+        shards = self._host_state.iter_shards(self.params.local_params, saved_names)
         return replica_comparison.find_replica_mismatches(shards, axes)
 
     def close(self) -> None:
         """Release model and optimizer, and destroy the process groups."""
-        for name in ("_model", "params"):
+        for name in ("_model", "params", "_host_state"):
             vars(self).pop(name, None)
         self.parallel_state.world_group.any(False)  # waits for all ranks
         dist.destroy_process_group()
@@ -216,104 +193,15 @@ class NxdEngine:
             # Axes over host memory connect through the store that the variable would remove
             os.environ["XLA_USE_DUMMY_STORE"] = "0"
             dist.init_process_group("xla", init_method="xla://")
-        self._parallel_config = self._build_nxd_config()
+        self._nxd_config = build_nxd_config(config)
         self._host_axes = build_host_axes()
         self.parallel_state = build_parallel_state(dist.get_rank(), self._host_axes)
         self._device = xm.xla_device()
         self.device = str(self._device)
 
-    @property
-    def _is_main_replica(self) -> bool:
-        """True if this rank saves the rows that it owns."""
-        return self.config.parallelism.zero > 0 or self.parallel_state.dp_rank == 0
-
-    def _find_saved_names(self) -> set[str]:
-        """Return the parameters of which this rank saves rows."""
-        params = self.params.local_params.items()
-        return {name for name, p in params if self._is_main_replica and p.shard.num_owned_rows}
-
-    def _iter_host_shards(
-        self, names: Iterable[str], kept_names: Collection[str]
-    ) -> Iterator[StateShard]:
-        """Yield the shards of parameters, and keep copies of some until the next step."""
-        if not self._host_state:
-            torch_xla.sync()  # otherwise each tensor compiles a separate graph
-        for name in names:
-            state = self._host_state.get(name) or self._copy_to_host(name)
-            if name in kept_names and name not in self._host_state:
-                self._host_state[name] = state
-                self._host_versions |= _get_versions({name: state})
-            shard = self.params.local_params[name].shard
-            yield from iter_state_shards(state, shard, self._specs, self._is_main_replica)
-
-    def _copy_to_host(self, name: str) -> dict[str, Tensor]:
-        """Return the state of a parameter in host memory, in the dtypes of its checkpoints.
-
-        Before the first step the state is zeros, and weights are to be filled.
-        """
-        precision = self.config.precision
-        weights = TORCH_DTYPES[precision.master_weight_dtype or precision.param_dtype]
-        state = self.params.get_state(name)
-        dtypes = dict.fromkeys(state, TORCH_DTYPES[precision.optimizer_state_dtype])
-        dtypes |= {"weights": weights, "step": torch.float32}
-        if self._has_initial_state:
-            return {key: torch.zeros(state[key].shape, dtype=dtypes[key]) for key in state}
-        return {key: state[key].to("cpu", copy=True).to(dtypes[key]) for key in state}
-
-    def _eval_pipelined(self, batch: dict[str, Tensor]) -> Tensor:
-        """Return the loss on ranks with the head, else 0."""
-        weights = batch["weights"] * self.config.num_micro_batches
-        loss = self._model.run_eval(**batch | {"weights": weights})
-        return self._build_zero_loss() if loss is None else loss.to(self._device)
-
-    def _all_reduce_loss(self, loss: Tensor) -> None:
-        """Sum over data-parallel ranks and pipeline stages."""
-        dist.all_reduce(loss, group=parallel_state.get_data_parallel_group())
-        dist.all_reduce(loss, group=parallel_state.get_pipeline_model_parallel_group())
-
-    def _to_device(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {name: tensor.to(self._device) for name, tensor in batch.items()}
-
-    def _build_zero_loss(self) -> Tensor:
-        return torch.zeros((), dtype=self._dtypes[Dtype.fp32], device=self._device)
-
     def _build_model(self) -> nn.Module:
         with torch.device("meta"):
             return NxdCausalLM(self.config)
-
-    def _build_nxd_config(self) -> dict[str, Any]:
-        layout, precision = self.config.parallelism, self.config.precision
-        nxd_config: dict[str, Any] = nxd.neuronx_distributed_config(
-            tensor_parallel_size=layout.tp,
-            pipeline_parallel_size=layout.pp,
-            sequence_parallel=layout.sequence_parallel,
-            pipeline_config=self._build_pipeline_config() if layout.pp > 1 else None,
-            optimizer_config={"zero_one_enabled": layout.zero > 0, "grad_clipping": False},
-            activation_checkpoint_config=select_checkpointed_modules(self.config),
-            model_init_config={"meta_device_init": True, "param_init_fn": lambda *_: None},
-            mixed_precision_config={
-                "use_master_weights": precision.master_weight_dtype is not None,
-                "use_fp32_grad_acc": precision.grad_accum_dtype is not precision.grad_dtype,
-            },
-        )
-        return nxd_config
-
-    def _build_pipeline_config(self) -> dict[str, Any]:
-        """Return NxD's configuration of a 1F1B pipeline with the stages of the planner."""
-        config = self.config
-        stages = assign_layers_to_stages(config.model.num_layers, config.parallelism.pp)
-        return {
-            "transformer_layer_cls": NxdDecoderLayer,
-            "num_microbatches": config.num_micro_batches,
-            "output_loss_value_spec": True,
-            "input_names": ["tokens", "targets", "weights"],
-            "pipeline_cuts": [f"model.layers.{layers[-1]}" for layers in stages[:-1]],
-            "leaf_module_cls": [NxdRMSNorm.__name__, NxdCrossEntropy.__name__],
-            "autowrap_modules": [mappings],
-            "use_zero1_optimizer": config.parallelism.zero > 0,
-            "use_optimizer_wrapper": True,
-            "return_loss_on_cpu": False,
-        }
 
     def _build_params(self) -> NxdParameters:
         named_params = {
@@ -327,7 +215,7 @@ class NxdEngine:
         )
         shards = compute_param_shards(config, named_params)
         nxd_optimizer = nxd.initialize_parallel_optimizer(
-            self._parallel_config,
+            self._nxd_config,
             XlaOptimizer,
             build_param_groups(
                 config.optimizer,
@@ -341,38 +229,15 @@ class NxdEngine:
         )
         return NxdParameters(named_params, shards, nxd_optimizer, zero, fp32)
 
-    def _clip_gradients(self, param_groups: list[dict[str, Any]]) -> Tensor:
-        """Clip all gradients by their norm; return True if it is finite."""
-        gradients = self.params.collect_gradients()
-        self._grad_norm = self.params.compute_norm(gradients)
-        max_norm = self.config.optimizer.grad_clip
-        if max_norm:
-            coefficient = (max_norm / (self._grad_norm + _CLIP_EPSILON)).clamp(max=1.0)
-            for gradient in gradients.values():
-                gradient.mul_(coefficient)
-        finite = torch.isfinite(self._grad_norm)
-        self._num_skipped += ~finite
-        return finite
-
     @torch.no_grad()
-    def _sync_from_host(self) -> None:
-        """Copy changed shards to the device and update the parameters of the model.
+    def _sync_stale_params(self) -> None:
+        """Update the model after `state_shards` may have been filled.
 
         The graph ends here, so that a step after a restore has the graphs of every other step.
         """
-        versions, changed_keys = _get_versions(self._host_state), set()
-        for (name, key), version in self._host_versions.items():
-            if versions[name, key] != version:
-                tensor = self.params.get_state(name)[key]
-                tensor.copy_(self._host_state[name][key].to(tensor.dtype))
-                changed_keys.add(key)
-        self._host_state, self._host_versions = {}, {}
-        self._has_initial_state = False
-        if self.config.parallelism.zero and "weights" in changed_keys:
-            for param in self.params.local_params.values():  # NxD requires gradients to gather
-                param.param.grad = torch.zeros_like(param.param)
-            self.params.optimizer.optimizer.allgather_weights_and_update_full_parameter()
-            self.params.optimizer.zero_grad(set_to_none=True)
+        changed_keys = self._host_state.copy_to_device()
+        if "weights" in changed_keys:
+            self.params.sync_model_params()
         if changed_keys:
             torch_xla.sync()
 
@@ -398,6 +263,59 @@ class NxdEngine:
         weights = is_target * num_shards / max(1, int(num_targets))
         return {"tokens": tokens, "targets": targets.clamp(min=0), "weights": weights}
 
+    def _backward(self, batch: dict[str, Tensor]) -> Tensor:
+        """Accumulate gradients of a batch; return the loss on ranks with the head, else 0."""
+        if self.config.parallelism.pp > 1:
+            return self._run_pipeline(self._model.run_train, batch)
+        loss = self._build_zero_loss()
+        size = self.config.micro_batch_size
+        for start in range(0, len(batch["tokens"]), size):
+            micro_batch = _select_sequences(batch, start, size)
+            loss += self._model.run_train(**self._to_device(micro_batch)).detach()
+            torch_xla.sync()
+        return loss
+
+    def _forward(self, batch: dict[str, Tensor]) -> Tensor:
+        """Return the loss of a batch, or of a micro batch, on ranks with the head, else 0."""
+        if self.config.parallelism.pp > 1:
+            return self._run_pipeline(self._model.run_eval, batch)
+        loss: Tensor = self._model(**self._to_device(batch))
+        return loss
+
+    def _run_pipeline(self, run: Callable[..., Tensor | None], batch: dict[str, Tensor]) -> Tensor:
+        """Return the loss of a batch, which NxD splits and averages over micro batches."""
+        weights = batch["weights"] * self.config.num_micro_batches
+        loss = run(**batch | {"weights": weights})
+        return self._build_zero_loss() if loss is None else loss.detach().to(self._device)
+
+    def _clip_gradients(self, param_groups: list[dict[str, Any]]) -> Tensor:
+        """Clip all gradients by their norm; return True if it is finite."""
+        gradients = self.params.collect_gradients()
+        self._grad_norm = self.params.compute_norm(gradients)
+        max_norm = self.config.optimizer.grad_clip
+        if max_norm:
+            coefficient = (max_norm / (self._grad_norm + _CLIP_EPSILON)).clamp(max=1.0)
+            for gradient in gradients.values():
+                gradient.mul_(coefficient)
+        finite = torch.isfinite(self._grad_norm)
+        self._num_skipped += ~finite
+        return finite
+
+    def _all_reduce_loss(self, loss: Tensor) -> None:
+        """Sum over data-parallel ranks and pipeline stages."""
+        dist.all_reduce(loss, group=parallel_state.get_data_parallel_group())
+        dist.all_reduce(loss, group=parallel_state.get_pipeline_model_parallel_group())
+
+    def _to_device(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: tensor.to(self._device) for name, tensor in batch.items()}
+
+    def _build_zero_loss(self) -> Tensor:
+        return torch.zeros((), dtype=self._dtypes[Dtype.fp32], device=self._device)
+
+
+def _select_sequences(batch: dict[str, Tensor], start: int, count: int) -> dict[str, Tensor]:
+    return {name: tensor[start : start + count] for name, tensor in batch.items()}
+
 
 def _pad_batch(batch: dict[str, Tensor], multiple: int) -> dict[str, Tensor]:
     """Pad a batch to a multiple of sequences with its first sequence at weight zero."""
@@ -405,12 +323,3 @@ def _pad_batch(batch: dict[str, Tensor], multiple: int) -> dict[str, Tensor]:
     padded = {name: torch.cat([part, part[:1].expand(missing, -1)]) for name, part in batch.items()}
     padded["weights"][len(batch["weights"]) :] = 0
     return padded
-
-
-def _get_versions(host_state: dict[str, dict[str, Tensor]]) -> dict[tuple[str, str], int]:
-    """Return torch's write counter of each tensor by name and key."""
-    return {
-        (name, key): tensor._version
-        for name, state in host_state.items()
-        for key, tensor in state.items()
-    }

@@ -145,6 +145,15 @@ class NxdParameters:
         updated = self.local_params[name].optimizer_param
         return {"weights": updated.detach(), **self.base_optimizer.state[updated]}
 
+    def sync_model_params(self) -> None:
+        """Gather the weights of the model after those of the optimizer have changed."""
+        if not self._zero:
+            return
+        for param in self.local_params.values():  # NxD requires gradients to gather
+            param.param.grad = torch.zeros_like(param.param)
+        self.optimizer.optimizer.allgather_weights_and_update_full_parameter()
+        self.optimizer.zero_grad(set_to_none=True)
+
     @torch.no_grad()
     def broadcast_replicas(self) -> None:
         """Copy weights and state of the first tensor-parallel rank to all replicas.

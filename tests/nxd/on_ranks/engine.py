@@ -161,7 +161,7 @@ def synchronize_replicas(config: Config) -> tuple[list[ReplicaMismatch], list[Re
             if key != "step":
                 tensor += tp
     before = engine.find_replica_mismatches()
-    engine._sync_from_host()
+    engine._sync_stale_params()
     engine.params.broadcast_replicas()
     return before, engine.find_replica_mismatches()
 
@@ -236,7 +236,7 @@ def count_copied_tensors(config: Config, folder: Path) -> list[tuple[int, int]]:
     copied = list[Tensor]()
 
     def end_part() -> None:
-        parts.append((len(copied), len(engine._host_state)))
+        parts.append((len(copied), len(engine._host_state._tensors)))
         copied.clear()
 
     to = Tensor.to

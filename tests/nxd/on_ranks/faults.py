@@ -54,10 +54,10 @@ def _without_masters(right: Any) -> Any:
 def _clips_by_nxd(right: Any) -> Any:
     """Clip gradients in NxD with `max_grad_norm` (3)."""
 
-    def settings(self: NxdEngine) -> dict[str, Any]:
-        limit = self.config.optimizer.grad_clip
+    def settings(config: Config) -> dict[str, Any]:
+        limit = config.optimizer.grad_clip
         optimizer = {"zero_one_enabled": True, "grad_clipping": True, "max_grad_norm": limit}
-        return right(self) | {"optimizer_config": optimizer}
+        return right(config) | {"optimizer_config": optimizer}
 
     return settings
 
@@ -78,7 +78,7 @@ def _does_not_clip(right: Any) -> Any:
 @contextlib.contextmanager
 def _clipped_at_one() -> Any:
     with (
-        _around(NxdEngine, "_build_nxd_config", _clips_by_nxd)(),
+        _around(nxd_engine, "build_nxd_config", _clips_by_nxd)(),
         _around(NxdEngine, "_clip_gradients", _does_not_clip)(),
     ):
         yield
@@ -148,7 +148,7 @@ FAULTS: dict[str, Callable[[], Any]] = {
     "1 input gradients not summed": lambda: mock.patch.object(
         nxd_layers, "ColumnParallelLinear", _column
     ),
-    "2 masters not loaded": _around(NxdEngine, "_sync_from_host", _without_masters),
+    "2 masters not loaded": _around(NxdEngine, "_sync_stale_params", _without_masters),
     "3 clipped at one": _clipped_at_one,
     "4 marks lost": _around(
         nxd_engine,
