@@ -43,7 +43,7 @@ import os, time
 from hlat.recovery import start_notice
 start_notice._FIRST_NOTICE_S = 4
 if os.environ.get("RANK") == "1":
-    from hlat.engine import process_groups
+    from hlat.distributed import process_groups
     process_groups._create_group = lambda *_: time.sleep(120)
 """
 SKIP_FIGURES = (REPOSITORY / "tests/fakes/skip_figures.py").read_text()
@@ -260,7 +260,7 @@ def test_a_start_that_hangs_names_the_call_of_each_rank(runner: Runner, tmp_path
     inject(runner, tmp_path, HANG_IN_START)
     process = runner.start("run.name=x", *LAYOUT)
     assert process.stderr is not None
-    calls = "rank 0: _wait_for_members (hlat/engine/", "rank 1: create_axes (hlat/engine/"
+    calls = "rank 0: _wait_for_members (hlat/distributed/", "rank 1: create_axes (hlat/distributed/"
     # Earlier notices may show imports
     notice = next(line for line in process.stderr if all(call in line for call in calls))
     assert "the start is not complete after" in notice
