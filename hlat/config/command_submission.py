@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from hlat.config import extensions
 from hlat.config.command_job import CommandJob, build_job_dir
 from hlat.config.compose import compose_config, instantiate_launcher
 from hlat.config.resolve import resolve_config
@@ -20,11 +21,13 @@ def submit_command(
         launcher_overrides: Overrides such as `hydra/launcher=slurm`.
 
     Raises:
-        ConfigError: Unknown launcher or setting, or the scheduler rejects the job.
+        ConfigError: Unknown launcher or setting, the scheduler rejects the job, or its machine does
+            not have the extensions.
     """
     if not launcher_overrides or (chosen := instantiate_launcher(launcher_overrides)) is None:
         return False
     launcher, directory = chosen
+    extensions.validate_job_files(arguments, launcher.shares_file_system)
     job_dir = build_job_dir(base_dir, command, arguments)
     config = resolve_config(compose_config([f"run.name={command}"]))
     job = CommandJob(command, job_dir.name, str(base_dir), job_dir, tuple(arguments), config)

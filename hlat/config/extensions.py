@@ -7,6 +7,7 @@ job of a launcher loads the copies in the directory that its own submission wrot
 
 import difflib
 import hashlib
+import json
 import sys
 import types
 from collections.abc import Iterable, Mapping, Sequence
@@ -131,18 +132,41 @@ def save_copies(directory: Path, paths: Iterable[str]) -> None:
         file.write_bytes(extension.content)
 
 
+def copy_to_submission(directory: Path, word: str) -> str:
+    """Write the files that a word of a job's command names to the directory of its submission.
+
+    Return the word of the copies. Other words are returned as they are.
+    """
+    if not word.startswith(f"{KEY}="):
+        return word
+    paths = _parse_paths(word)
+    save_copies(directory / KEY, paths)
+    copies = [str(directory.absolute() / KEY / Path(path).name) for path in paths]
+    return f"{KEY}={json.dumps(copies, ensure_ascii=False)}"
+
+
+def validate_job_files(words: Iterable[str], shares_file_system: bool) -> None:
+    """Raise ConfigError if the command of a job names files that its machine does not have."""
+    for word in words:
+        if word.startswith(f"{KEY}=") and not shares_file_system:
+            raise ConfigError(
+                f"{word}: the job has no access to files of this machine; run the command here"
+            )
+
+
 def format_missing_extension(section: str, kind: str, config_yaml: str) -> str:
     """Return the error for a component of a run, given its configuration, that is not loaded."""
-    if (word := find_missing(config_yaml)) is None:
+    lines = yaml.safe_load(config_yaml) if config_yaml else {}
+    word = find_missing(lines.get(KEY) if isinstance(lines, dict) else None)
+    if word is None:
         return components.format_unknown_kind(section, kind)
     key = f"{section}.{components.SELECTORS[section]}"
     return f"{key}={kind} is a component of an extension; add {word}"
 
 
-def find_missing(config_yaml: str) -> str | None:
-    """Return the word `extensions=[FILE,...]` of a run, if one of its files is not loaded."""
-    lines = yaml.safe_load(config_yaml) if config_yaml else {}
-    paths = [str(path) for path in (lines.get(KEY) if isinstance(lines, dict) else None) or ()]
+def find_missing(recorded: Any) -> str | None:
+    """Return the word `extensions=[FILE,...]` for the value that a run records, if not loaded."""
+    paths = [str(path) for path in recorded] if isinstance(recorded, Sequence) else []
     if all(Path(path).stem in _loaded for path in paths):
         return None
     return f"{KEY}=[{','.join(paths)}]"

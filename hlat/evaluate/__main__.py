@@ -18,6 +18,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hlat.config import extensions
 from hlat.config.argument_parser import (
     CommandLineParser,
     build_list_parser,
@@ -230,16 +231,12 @@ def _run_command(arguments: argparse.Namespace, argv: list[str]) -> int:
     chosen = compose.instantiate_launcher(launcher_overrides) if launcher_overrides else None
     if chosen is None:
         return _evaluate_locally(arguments, request, argv)
-    if arguments.extensions is not None:
-        raise ConfigError(
-            f"extensions={arguments.extensions}: a job of an evaluation has no copy of the files; "
-            f"remove {' '.join(launcher_overrides)} to evaluate on this machine"
-        )
     from hlat.evaluate.eval_request import build_evaluation_job
 
     launcher, directory = chosen
     job_argv = [word for word in argv if word not in launcher_overrides]
     shares_filesystem = launcher.shares_file_system
+    extensions.validate_job_files(job_argv, shares_filesystem)
     job = build_evaluation_job(
         request, job_argv, arguments.overrides, shares_filesystem, launcher.waits
     )

@@ -10,7 +10,8 @@ from typing import Any
 
 from hlat.checkpoint.checkpoint_errors import parse_json_object, raise_as_corrupt
 from hlat.checkpoint.checkpoint_manifest import COMMIT_MARKER
-from hlat.config import recorded_config
+from hlat.config import extensions, recorded_config
+from hlat.config.components import extend_schema
 from hlat.config.config_errors import ConfigError
 from hlat.config.config_json import parse_section
 from hlat.config.model import ModelConfig
@@ -22,7 +23,7 @@ from hlat.tracking.run_directory import find_latest_submission_path
 
 _CONFIG_KEYS = (
     *("model", "batch.sequence_length"),
-    *("precision.param_dtype", "precision.fp32_operators"),
+    *("precision.param_dtype", "precision.fp32_operators", extensions.KEY),
 )
 
 
@@ -105,9 +106,11 @@ def _load_metadata(run_dir: Path, config_dir: Path) -> ModelMetadata:
 
 
 def _build_metadata(base_dir: Path, values: list[Any]) -> ModelMetadata:
-    model, length, dtype, operators = values
+    model, length, dtype, operators, paths = values
+    if (word := extensions.find_missing(paths)) is not None:
+        raise ConfigError(f"{base_dir}: its model has components of extensions; add {word}")
     try:
-        config = parse_section(ModelConfig, dict(model))
+        config = parse_section(extend_schema(ModelConfig, "model."), dict(model))
         return ModelMetadata(base_dir, config, int(length), Dtype(dtype), tuple(operators or ()))
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise ConfigError(f"{base_dir}: its recorded model is invalid ({error!r})") from error

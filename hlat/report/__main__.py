@@ -79,8 +79,6 @@ def _submit(runs: Sequence[Path], words: Sequence[str], overrides: Sequence[str]
     """Submit the report of one run or directory as a job."""
     from hlat.config.command_submission import submit_command
 
-    if any(word.startswith("extensions=") for word in words):
-        raise ConfigError("a job of a report has no copy of extensions; write it on this machine")
     if len(runs) != 1:
         raise ConfigError(f"a job writes the report of one directory, but {len(runs)} are given")
     if not submit_command("report", runs[0], words, overrides):
@@ -185,7 +183,8 @@ def _write_report(run_dir: Path) -> list[str]:
 
 def _warn_of_missing_extensions(records: "Sequence[RunRecord]") -> None:
     """Print the words with which the report also has the facts of models of extensions."""
-    for word in dict.fromkeys(extensions.find_missing(record.config) for record in records):
+    recorded = (record.flat_config.get(extensions.KEY) for record in records)
+    for word in dict.fromkeys(map(extensions.find_missing, recorded)):
         if word is not None:
             print(f"hlat: parameters and FLOPs are missing; add {word}", file=sys.stderr)
 

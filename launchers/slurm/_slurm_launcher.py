@@ -21,6 +21,7 @@ from hydra.core.utils import JobReturn
 from hlat.config import entry_point, frozen_config
 from hlat.config.command_job import CommandJob
 from hlat.config.config_errors import ConfigError
+from hlat.config.extensions import copy_to_submission
 from hlat.jobs.job_table import JobRow, load_job_rows
 from hlat.jobs.submission import Submission, SubmissionDir, lock_submissions
 
@@ -188,7 +189,8 @@ class SlurmLauncher(SchedulerLauncher):
             submission_dir = files.create_submission_dir(job.job_dir)
             archive = submission_dir.path / files.code.name
             program = [self.settings.python or sys.executable, str(archive)]
-            command = [*program, f"hlat.{job.command}", *job.arguments]
+            arguments = [copy_to_submission(submission_dir.path, word) for word in job.arguments]
+            command = [*program, f"hlat.{job.command}", *arguments]
             spec = build_command_job(job, (*command,), Path.cwd())
             scores = None if job.scores_dir is None else Path.cwd() / job.scores_dir
             submission = build_submission(

@@ -60,9 +60,9 @@ def test_train_resume_generate_and_refuse_the_export(hlat, small, folder) -> Non
     assert done.returncode == 0
     assert done.stderr == ""
     assert "Parameters</dt>" in (folder / "runs/x/report.html").read_text()
-    done = hlat("evaluate", "runs/x", "tasks=heldout", GATED[0], "hydra/launcher=slurm")
+    done = hlat("evaluate", "runs/x", "tasks=heldout", GATED[0], "hydra/launcher=kubernetes")
     assert done.returncode == 2
-    assert "a job of an evaluation has no copy of the files" in done.stderr
+    assert "the job has no access to files of this machine" in done.stderr
     done = hlat("export", "runs/x", "output=exported", GATED[0])
     assert done.returncode == 2
     assert "no family of transformers has model.attention.kind=gated" in done.stderr

@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("lm_eval", reason="lm_eval is not installed: pip install 'hlat[evaluation]'")
 
+from tests.conftest import REPOSITORY
 from tests.run.conftest import Runner
 from tests.run.questions import write
 from tests.slurm.conftest import Login
@@ -114,3 +115,27 @@ def test_resume_an_evaluation_after_its_time_limit(evaluated: Login) -> None:
     assert log.count("step_00000020: crows_pairs_english") <= 1 + finished.count(0), log
     scores = json.loads((evaluated.folder / "runs/x/evaluations/step_00000020.json").read_text())
     assert {*scores["scores"]} == {"csp_en", "csp_fr"}
+
+
+@pytest.mark.slow  # tests/run/test_extensions.py evaluates on this machine
+def test_evaluate_a_model_of_an_extension(evaluated: Login) -> None:
+    """The job loads the copy of its submission, since the file has an error when it starts."""
+    file = evaluated.folder / "gated_attention.py"
+    shutil.copy(REPOSITORY / "examples" / file.name, file)
+    gated = (f"extensions=[{file.name}]", "model.attention.kind=gated")
+    done = Runner(evaluated.folder, evaluated.small).run("run.name=gated", "run.steps=2", *gated)
+    assert done.returncode == 0, done.stderr
+    arguments = ("runs/gated", "tasks=heldout", gated[0])
+    done = evaluated.python("hlat.evaluate", *arguments, "hydra/launcher=slurm")
+    assert done.returncode == 0, done.stderr
+    file.write_text("raise RuntimeError")
+    (receipts,) = evaluated.folder.glob("runs/gated/evaluations/*/submissions/1/receipts.jsonl")
+    job = json.loads(receipts.read_text().splitlines()[-1])["job"]
+    ended = ("COMPLETED", "FAILED", "TIMEOUT", "CANCELLED")
+    evaluated.cluster.wait_until(600, "it is over", lambda: read_job_state(evaluated, job) in ended)
+    assert read_job_state(evaluated, job) == "COMPLETED", evaluated.jobs("logs", "runs/gated")
+    scores = json.loads(
+        (evaluated.folder / "runs/gated/evaluations/step_00000002.json").read_text()
+    )
+    assert "heldout" in scores["tasks"]
+    assert (receipts.parent / "extensions" / file.name).is_file()
