@@ -74,7 +74,8 @@ def jobs(tmp_path, monkeypatch) -> FakeJobs:
     found = FakeJobs(tmp_path, 4)
     monkeypatch.setattr(search_jobs, "load_job_rows", found.load_job_rows)
     monkeypatch.setattr(search_jobs, "cancel_job_rows", found.cancel_job_rows)
-    monkeypatch.setattr("time.sleep", found.wait)
+    # Other threads of the process also call time.sleep
+    monkeypatch.setattr(search_jobs, "time", SimpleNamespace(sleep=found.wait))
     return found
 
 
@@ -110,7 +111,7 @@ def test_trials_that_finish_between_two_polls_are_compared_with_others(jobs, mon
         for _ in range(NUM_EVALUATIONS):
             jobs.wait(seconds)
 
-    monkeypatch.setattr("time.sleep", finish)
+    monkeypatch.setattr(search_jobs, "time", SimpleNamespace(sleep=finish))
     study = run(jobs, min_steps=10)
     trials = study.get_trials()
     assert [trial.state.name for trial in trials] == ["COMPLETE"] * 16
@@ -127,16 +128,18 @@ def test_a_second_search_continues_with_the_jobs_of_the_first(jobs, monkeypatch)
     def interrupt(seconds):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("time.sleep", interrupt)
+    monkeypatch.setattr(search_jobs, "time", SimpleNamespace(sleep=interrupt))
     with pytest.raises(KeyboardInterrupt):
         run(jobs, min_steps=0)
     assert len(jobs.launched) == len(jobs.running) == 4
-    monkeypatch.setattr("time.sleep", jobs.wait)
+    monkeypatch.setattr(search_jobs, "time", SimpleNamespace(sleep=jobs.wait))
     study = run(jobs, min_steps=0)
     assert len(jobs.launched) == len(study.get_trials()) == 16
 
 
 def test_a_failed_job_ends_the_search(jobs, monkeypatch):
-    monkeypatch.setattr("time.sleep", lambda seconds: jobs.running.clear())
+    monkeypatch.setattr(
+        search_jobs, "time", SimpleNamespace(sleep=lambda seconds: jobs.running.clear())
+    )
     with pytest.raises(ConfigError, match="repeat the command to submit it again"):
         run(jobs, min_steps=0)
