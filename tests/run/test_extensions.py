@@ -31,6 +31,7 @@ def test_examples_have_at_most_60_lines() -> None:
         assert len(file.read_text().splitlines()) <= 60, file
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("processes")
 def test_train_resume_generate_and_refuse_the_export(hlat, small, folder) -> None:
     def train(*overrides: str):
@@ -86,6 +87,7 @@ def test_help_and_completion_have_the_kinds_and_settings(hlat, folder) -> None:
     assert done.stdout == "['model.attention.gated.scale=']\n", done.stderr
 
 
+@pytest.mark.slow
 def test_a_precision_recipe_in_every_command(hlat, small, folder) -> None:
     recipe = ("extensions=[bf16_fp32_norm.py]", "precision=bf16_fp32_norm")
     done = hlat("train", recipe[0], "--help")
@@ -175,7 +177,7 @@ def test_the_doctor_passes_an_optimizer(hlat, small, folder, recipe) -> None:
         pytest.param(
             *(faulty_extensions.WRONG_SHARDING, "attention", ["parallelism.tp=2"]),
             *("gradients", "self_attn.head_scale", "tp"),
-            marks=pytest.mark.xdist_group("processes"),
+            marks=[pytest.mark.slow, pytest.mark.xdist_group("processes")],
         ),
     ],
     ids=["backward", "leak", "sharding"],
