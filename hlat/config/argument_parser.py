@@ -166,7 +166,7 @@ class CommandLineParser(argparse.ArgumentParser):
         from hlat.config import extensions
 
         try:
-            extensions.load_from_command_line(word.removeprefix("--") for word in typed)
+            extensions.load_from_command_line(typed)
         except ConfigError as error:
             self.exit(ExitCode.CONFIGURATION, f"{self.prog}: {error}\n")
 

@@ -60,7 +60,7 @@ def load_from_command_line(words: Iterable[str]) -> None:
         ConfigError: A file cannot be read, fails, or registers nothing.
     """
     for word in words:
-        if word.lstrip("+").startswith(f"{KEY}="):
+        if _names_files(word):
             for path in _parse_paths(word):
                 load_extension(path, path)
 
@@ -137,7 +137,7 @@ def copy_to_submission(directory: Path, word: str) -> str:
 
     Return the word of the copies. Other words are returned as they are.
     """
-    if not word.startswith(f"{KEY}="):
+    if not _names_files(word):
         return word
     paths = _parse_paths(word)
     save_copies(directory / KEY, paths)
@@ -148,7 +148,7 @@ def copy_to_submission(directory: Path, word: str) -> str:
 def validate_job_files(words: Iterable[str], shares_file_system: bool) -> None:
     """Raise ConfigError if the command of a job names files that its machine does not have."""
     for word in words:
-        if word.startswith(f"{KEY}=") and not shares_file_system:
+        if _names_files(word) and not shares_file_system:
             raise ConfigError(
                 f"{word}: the job has no access to files of this machine; run the command here"
             )
@@ -166,7 +166,7 @@ def format_missing_extension(section: str, kind: str, config_yaml: str) -> str:
 
 def find_missing(recorded: Any) -> str | None:
     """Return the word `extensions=[FILE,...]` for the value that a run records, if not loaded."""
-    paths = [str(path) for path in recorded] if isinstance(recorded, Sequence) else []
+    paths = [str(path) for path in recorded] if isinstance(recorded, list) else []
     if all(Path(path).stem in _loaded for path in paths):
         return None
     return f"{KEY}=[{','.join(paths)}]"
@@ -205,13 +205,18 @@ def describe_changes(directory: Path, paths: Iterable[str]) -> list[str]:
     return messages
 
 
+def _names_files(word: str) -> bool:
+    """Return True for `extensions=...`, also with + as an override or -- as an option."""
+    return word.lstrip("+-").startswith(f"{KEY}=")
+
+
 def _parse_paths(word: str) -> Sequence[str]:
     """Return the paths of an override such as `extensions=[a.py,b.py]` or `extensions=a.py`."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import OverrideParseException
 
     try:
-        override = OverridesParser.create().parse_override(word)
+        override = OverridesParser.create().parse_override(word.removeprefix("--"))
         value: Any = override.value()
     except OverrideParseException as error:
         raise ConfigError(f"{word}: write {KEY}=[FILE,FILE]") from error

@@ -203,3 +203,17 @@ def test_a_job_loads_the_copy_of_its_submission(gate, monkeypatch, tmp_path) -> 
     loaded = frozen_config.load_frozen_config(tmp_path / "job")
     assert OmegaConf.select(loaded, "model.attention.gate.scale") == 2.0
     assert resolve_config(loaded).extensions == ["gate.py"]
+
+
+@pytest.mark.parametrize("prefix", ["", "--"])
+def test_the_command_of_a_job_names_its_copies(tmp_path, gate, prefix: str) -> None:
+    extensions.load_from_command_line([f"{prefix}{gate}"])
+    (tmp_path / "1").mkdir()
+    copied = extensions.copy_to_submission(tmp_path / "1", f"{prefix}{gate}")
+    file = tmp_path / "1/extensions/gate.py"
+    assert copied == f'extensions=["{file}"]'
+    assert file.read_bytes() == Path("gate.py").read_bytes()
+    assert extensions.copy_to_submission(tmp_path / "1", "limit=3") == "limit=3"
+    extensions.validate_job_files([f"{prefix}{gate}"], shares_file_system=True)
+    with pytest.raises(ConfigError, match="the job has no access to files of this machine"):
+        extensions.validate_job_files([f"{prefix}{gate}"], shares_file_system=False)
