@@ -1,6 +1,6 @@
 """Precision recipe (mixed_precision): dtype of each kind of tensor, and rounding mode.
 
-To add a recipe, write conf/precision/<name>.yaml, or register it in a file of your own
+To add a recipe, write conf/precision/<name>.yaml, or register it in an extension
 (docs/guides/own-idea.md).
 """
 

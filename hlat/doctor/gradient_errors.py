@@ -45,7 +45,7 @@ def compute_relative_errors(
 
 
 def get_weight_name(name: str) -> str:
-    """Return the name of the weight of the module whose bias is given; other names as they are."""
+    """Return the name of the weight in the module of a bias; other names as they are."""
     return re.sub(r"\.bias$", ".weight", name)
 
 
