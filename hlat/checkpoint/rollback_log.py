@@ -8,14 +8,16 @@ checkpoint is never modified (docs/adr/0068).
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hlat.config.config_errors import ConfigError
 from hlat.distributed.object_group import ObjectGroup, run_on_rank0
 from hlat.storage import durable_files
 from hlat.storage.bounded_files import parse_json, read_bounded
 from hlat.storage.storage_path import StoragePath
-from hlat.tracking.tracker import Tracker
+
+if TYPE_CHECKING:
+    from hlat.tracking.tracker import Tracker
 
 ROLLBACKS_FILE = "rollbacks.json"
 
@@ -29,7 +31,7 @@ class Rollback:
 
 
 def load_rollbacks(
-    checkpoints_dir: StoragePath, num_readable: int, group: ObjectGroup, tracker: Tracker
+    checkpoints_dir: StoragePath, num_readable: int, group: ObjectGroup, tracker: "Tracker"
 ) -> list[Rollback]:
     """Return the rollbacks of a run on all ranks of a group, oldest first.
 
