@@ -93,7 +93,7 @@ class Run:
 
         Raises ConfigError if it is not valid in this version of hlat; `settings` always works.
         """
-        return recorded_config.parse_run_config(self.record.config)
+        return self.record.valid_config
 
     @cached_property
     def settings(self) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from omegaconf.errors import OmegaConfBaseException
 from hlat.config import config_loader, redaction
 from hlat.config.components import (
     CHOICE_SCHEMAS,
+    Component,
     extend_schema,
     format_kinds,
     list_components,
@@ -42,6 +43,8 @@ from hlat.config.run import Config
 LOCAL_LAUNCHERS = ("local", "basic")
 """Launchers that run jobs on this machine."""
 _LAUNCHERS_PACKAGE = "hydra_plugins.hlat_launchers"
+_registered: list[Any] = []
+"""Hardware of this machine, and settings of the components, in the registered schema."""
 
 
 def register_configs() -> None:
@@ -49,15 +52,11 @@ def register_configs() -> None:
     config_loader.install_safe_config_loader()
     redaction.install_resolver()
     OmegaConf.register_new_resolver("component_kinds", format_kinds, replace=True)
-    store = ConfigStore.instance()
-    store.store(name="schema", node=extend_schema(Config))
-    detected = {"defaults": [choose_local_hardware(), "_self_"], "processes_per_node": None}
-    store.store(group="hardware", name="local", node=detected)
-    for choice in (one for group in CHOICE_SCHEMAS for one in list_components(group)):
-        node = dataclasses.replace(choice.spec, name=choice.kind)
-        store.store(group=choice.section, name=choice.kind, node=node)
-    for study in sorted(find_package_dir("sweeps").glob("*.yaml")):
-        store.store(group="sweep", name=study.stem, node=OmegaConf.load(study), package="_global_")
+    registered = [choose_local_hardware(), *map(_get_settings, list_components())]
+    if registered != _registered:
+        _register_schema()
+        config_loader.forget_compositions()
+        _registered[:] = registered
     if find_code_snapshot() is None:
         _register_launchers()
 
@@ -145,6 +144,22 @@ def import_launcher_module(name: str) -> ModuleType:
     """Return a module of launchers/ by its name relative to that package."""
     register_configs()
     return importlib.import_module(f"{_LAUNCHERS_PACKAGE}.{name}")
+
+
+def _get_settings(component: Component) -> tuple[Any, ...]:
+    return component.section, component.kind, component.settings, component.spec
+
+
+def _register_schema() -> None:
+    store = ConfigStore.instance()
+    store.store(name="schema", node=extend_schema(Config))
+    detected = {"defaults": [choose_local_hardware(), "_self_"], "processes_per_node": None}
+    store.store(group="hardware", name="local", node=detected)
+    for choice in (one for group in CHOICE_SCHEMAS for one in list_components(group)):
+        node = dataclasses.replace(choice.spec, name=choice.kind)
+        store.store(group=choice.section, name=choice.kind, node=node)
+    for study in sorted(find_package_dir("sweeps").glob("*.yaml")):
+        store.store(group="sweep", name=study.stem, node=OmegaConf.load(study), package="_global_")
 
 
 def _register_launchers() -> None:

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from hydra._internal.config_repository import ConfigRepository
 from hydra.core.config_search_path import ConfigSearchPath, SearchPathQuery
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
+from hydra.core.utils import JobRuntime
 from hydra.errors import ConfigCompositionException
 from hydra.plugins.config_source import ConfigResult
 from hydra.types import RunMode
@@ -33,8 +35,10 @@ from hlat.config.renamed_keys import (
     warn_of_former_names,
 )
 
-_MAX_COMPOSED = 16
+_MAX_COMPOSED = 64
 """Number of configurations in memory, one per combination of choices."""
+_composed_package_files: dict[tuple[str | None, ...], DictConfig] = {}
+"""Configurations from files of the package, which do not change while a process runs."""
 _RENAMED_CHOICES = {
     "experiment/desk": "experiment/small_study",
     "recovery/desk": "recovery/interactive",
@@ -44,6 +48,11 @@ _RENAMED_CHOICES = {
 _SINGLE_PATH = re.compile(r"(\+{0,2}data\.sources\.[^.=]+\.(?:heldout_)?paths)=([^\[,$~]+)")
 """Override of the paths of a source with one path instead of a list."""
 _EMPTY_MAPPING = re.compile(r"[\w./@-]+=\{\s*\}")
+
+
+def forget_compositions() -> None:
+    """Compose again, after other settings were registered."""
+    _composed_package_files.clear()
 
 
 def install_safe_config_loader() -> None:
@@ -66,7 +75,8 @@ class SafeConfigLoader(ConfigLoaderImpl):
         _refuse_hidden_choices(config_search_path)
         super().__init__(config_search_path)
         self.repository = _ConfigRepository(config_search_path)
-        self._composed: dict[tuple[str | None, ...], DictConfig] = {}
+        has_user_dirs = bool(_list_user_dirs(config_search_path))
+        self._composed = {} if has_user_dirs else _composed_package_files
         self._groups: dict[str, bool] = {}
 
     def load_configuration(
@@ -115,6 +125,7 @@ class SafeConfigLoader(ConfigLoaderImpl):
             )
         _refuse_hidden_choices(self.config_search_path)
         self.repository.initialize_sources(self.config_search_path)
+        self._composed = {}
 
     def _compose(
         self,
@@ -128,8 +139,11 @@ class SafeConfigLoader(ConfigLoaderImpl):
         parsed = OverridesParser.create().parse_overrides(overrides)
         self._validate_choices(parsed)
         values = [o for o in parsed if not (o.is_hydra_override() or self._may_be_group(o))]
-        if run_mode is RunMode.RUN and values and validate_sweep_overrides:
-            self.validate_sweep_overrides_legal(parsed, run_mode, from_shell)
+        # Hydra composes a run twice, at first without this validation for the value of hydra.mode
+        is_sweep = any(override.is_sweep_override() for override in parsed)
+        if run_mode is RunMode.RUN or not (validate_sweep_overrides or is_sweep):
+            if validate_sweep_overrides:
+                self.validate_sweep_overrides_legal(parsed, run_mode, from_shell)
             choices = [o for o in parsed if o not in values]
             config = self._load_choices(config_name, [str(o.input_line) for o in choices])
             _apply_values(config, values, [o for o in parsed if not o.is_hydra_override()])
@@ -142,15 +156,18 @@ class SafeConfigLoader(ConfigLoaderImpl):
     def _load_choices(self, config_name: str | None, overrides: list[str]) -> DictConfig:
         """Return the configuration without values of the command line.
 
-        All points of a sweep with the same choices share it: composition takes thirty times as long
-        as a copy.
+        All compositions of a process with the same choices share it, such as the points of a sweep:
+        composition takes thirty times as long as a copy.
         """
-        key = (config_name, *overrides)
+        paths = (entry.path for entry in self.config_search_path.get_path())
+        key = (config_name, JobRuntime.instance().get("name"), *overrides, *paths)
         if key not in self._composed:
             if len(self._composed) == _MAX_COMPOSED:
                 self._composed.clear()
             self._composed[key] = super().load_configuration(config_name, overrides, RunMode.RUN)
-        return copy.deepcopy(self._composed[key])
+        config = copy.deepcopy(self._composed[key])
+        config.hydra.runtime.cwd = os.getcwd()
+        return config
 
     def _validate_choices(self, overrides: list[Override]) -> None:
         """Raise ConfigError if a list for a group has elements other than names of its files."""
@@ -189,6 +206,13 @@ class SafeConfigLoader(ConfigLoaderImpl):
 class _ConfigRepository(ConfigRepository):
     """Hydra's repository of configuration files, which accepts former names of choices and keys."""
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> "_ConfigRepository":
+        """Return a copy with the same sources, which refer to all registered configurations.
+
+        Hydra copies the repository for each composition, so that it can replace the sources.
+        """
+        return copy.copy(self)
+
     def load_config(self, config_path: str) -> ConfigResult | None:
         found = self._load_choice(config_path)
         if found is not None and found.path.startswith("file:"):
@@ -211,8 +235,7 @@ class _ConfigRepository(ConfigRepository):
 
 def _refuse_hidden_choices(config_search_path: ConfigSearchPath) -> None:
     """Raise ConfigError if a directory of the user has a file with the name of one of conf/."""
-    entries = [entry for entry in config_search_path.get_path() if entry.provider == "command-line"]
-    directories = [Path((entry.path or "").removeprefix("file://")) for entry in entries]
+    directories = _list_user_dirs(config_search_path)
     if not directories:
         return
     conf = find_package_dir("conf")
@@ -224,6 +247,11 @@ def _refuse_hidden_choices(config_search_path: ConfigSearchPath) -> None:
         if (directory / name).is_file()
     ]:
         raise ConfigError(*problems)
+
+
+def _list_user_dirs(config_search_path: ConfigSearchPath) -> list[Path]:
+    entries = [entry for entry in config_search_path.get_path() if entry.provider == "command-line"]
+    return [Path((entry.path or "").removeprefix("file://")) for entry in entries]
 
 
 def _apply_values(

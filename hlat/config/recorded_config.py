@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import yaml
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from hlat.config import redaction
@@ -78,7 +78,8 @@ def redact(config_yaml: str) -> dict[str, Any]:
         ConfigError: The text is not a configuration, or refers to a missing key.
     """
     try:
-        tree = OmegaConf.to_container(_escape_resolvers(config_yaml), resolve=True)
+        escaped = OmegaConf.create(_escape_resolvers(config_yaml))
+        tree = OmegaConf.to_container(escaped, resolve=True)
     except Exception as error:  # of the parser and its types
         raise ConfigError(f"not a configuration: {error}") from error
     return {str(key): value for key, value in tree.items()} if isinstance(tree, dict) else {}
@@ -140,11 +141,10 @@ def _flatten(value: Any, prefix: str = "") -> dict[str, Any]:
     return leaves
 
 
-def _escape_resolvers(config_yaml: str) -> DictConfig | ListConfig:
+def _escape_resolvers(config_yaml: str) -> Any:
     tree = OmegaConf.to_container(OmegaConf.create(config_yaml))
     rename_tree(tree)
-    escaped: DictConfig | ListConfig = OmegaConf.create(_escape_value(tree))
-    return escaped
+    return _escape_value(tree)
 
 
 def _escape_value(value: Any) -> Any:

@@ -6,6 +6,7 @@ can restart. Properties of the tokenizer determine these positions; if there are
 tokenized in one chunk.
 """
 
+import functools
 import json
 import re
 from dataclasses import dataclass
@@ -133,7 +134,12 @@ def build_document_chunker(tokenizer: tokenizers.Tokenizer) -> DocumentChunker:
     removed. With added tokens it prepends a space to the text between them too, and its documents
     are not divided. Finally, samples divided at every position must have the same tokens.
     """
-    definition = json.loads(tokenizer.to_str())
+    return _build_document_chunker(tokenizer.to_str())
+
+
+@functools.lru_cache(maxsize=4)
+def _build_document_chunker(text: str) -> DocumentChunker:
+    definition, tokenizer = json.loads(text), tokenizers.Tokenizer.from_str(text)
     steps = _flatten_steps(definition["pre_tokenizer"])
     # The pre-tokenizer of Llama 2 only replaces spaces
     is_splitting = any(step.get("split", True) for step in steps)

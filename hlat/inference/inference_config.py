@@ -30,12 +30,14 @@ def build_inference_config(metadata: ModelMetadata, overrides: Sequence[str]) ->
         operators = metadata.fp32_operators if metadata.dtype is Dtype.bf16 else ()
         recipe = f"precision={_PRECISION_RECIPES[metadata.dtype]}"
         all_overrides[1:1] = [recipe, f"precision.fp32_operators=[{','.join(operators)}]"]
-    config = convert_to_dataclasses(compose_config(all_overrides))
+    composed = compose_config(all_overrides)
+    config = convert_to_dataclasses(composed)
     layout = config.parallelism
     num_replicas = max(1, config.num_processes // max(1, layout.tp * layout.pp))
     # Only for the validation: batches of an evaluation have other sizes
-    batch = [f"batch.global_batch_size={num_replicas * layout.pp}", "batch.micro_batch_size=1"]
-    return resolve_config(compose_config([*all_overrides, *batch]))
+    composed.batch.global_batch_size = num_replicas * layout.pp
+    composed.batch.micro_batch_size = 1
+    return resolve_config(composed)
 
 
 def build_unverified_config(overrides: Sequence[str]) -> Config:

@@ -9,7 +9,6 @@ from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
 
 from hlat.config.config_errors import ConfigError
 from hlat.config.mfu import compute_cost_per_4m_tokens
-from hlat.config.recorded_config import parse_run_config
 from hlat.figures.report_figure import FIGURE_SIZE, ReportFigure, get_line_style
 from hlat.plan.token_cost import TokenCost
 from hlat.study.run_record import RunRecord
@@ -32,7 +31,7 @@ def compute_measured_costs(records: Sequence[RunRecord]) -> list[TokenCost]:
         if not len(rates):
             continue
         with suppress(ConfigError):
-            config = parse_run_config(record.config)
+            config = record.valid_config
             usd = compute_cost_per_4m_tokens(config.hardware, float(np.median(rates)))
             if usd is not None:
                 label = config.model.name or record.name

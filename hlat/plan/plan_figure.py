@@ -8,7 +8,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from hlat.config.config_errors import ConfigError
-from hlat.config.recorded_config import parse_run_config
 from hlat.config.run import Config
 from hlat.figures.report_figure import INK, MUTED, SERIES, ReportFigure
 from hlat.plan.forecast import RunForecast
@@ -54,7 +53,7 @@ def build_plan_figure(config: Config, plan: RunForecast) -> ReportFigure:
 
 def compare_with_plan(record: RunRecord) -> list[PlanComparison]:
     """Return planned and measured memory and step time; raise ConfigError if there is no plan."""
-    config = parse_run_config(record.config)
+    config = record.valid_config
     memory = _label_memory_gib(estimate_memory(config))
     peak = max(record.get_finite_values("memory_bytes").tolist(), default=math.nan) / 2**30
     wait = record.compute_median("data_wait_seconds")

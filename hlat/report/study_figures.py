@@ -159,7 +159,7 @@ def build_band_figures(records: Sequence[RunRecord], result: StudyResult) -> lis
     by_name = {record.name: record for record in records}
     axes: list[tuple[str, str, Callable[[RunRecord, Curve], NDArray[np.float64]]]] = [
         ("tokens", "tokens", lambda _, curve: curve.tokens),
-        ("compute", "FLOPs", _compute_flops),
+        ("compute", "FLOPs", lambda record, curve: curve.tokens * record.flops_per_token),
         ("time", "hours", lambda _, curve: curve.hours),
     ]
     figures = []
@@ -222,19 +222,6 @@ def _build_band_figure(
     title = f"Training loss over {name}"
     caption = "Mean and range over the seeds of each point."
     return ReportFigure(f"loss_{name}", f"{title}; {'; '.join(ends)}.", draw, title, caption)
-
-
-def _compute_flops(record: RunRecord, curve: Curve) -> NDArray[np.float64]:
-    """Return the FLOPs of training at each position; NaN for an unknown model."""
-    from hlat.config.config_errors import ConfigError
-    from hlat.config.recorded_config import parse_run_config
-    from hlat.model.decoder_spec import compute_flops_per_token
-
-    try:
-        config = parse_run_config(record.config)
-    except ConfigError:
-        return np.full(len(curve.tokens), np.nan)
-    return curve.tokens * compute_flops_per_token(config.model, config.batch.sequence_length)
 
 
 def _list_factors(result: StudyResult) -> dict[str, list[str]]:

@@ -77,10 +77,15 @@ class RunRecord:
         return {}
 
     @cached_property
+    def valid_config(self) -> Config:
+        """Typed configuration; raise ConfigError if this version cannot parse it."""
+        return parse_run_config(self.config)
+
+    @cached_property
     def parsed_config(self) -> Config | None:
         """Typed configuration; None if it is missing or this version cannot parse it."""
         with suppress(ConfigError):
-            return parse_run_config(self.config) if self.config else None
+            return self.valid_config if self.config else None
         return None
 
     @property

@@ -4,6 +4,7 @@ The uncommitted changes are recorded with the revision, as research code is rare
 a run. A code archive for a job contains both in revision.json.
 """
 
+import functools
 import hashlib
 import json
 import platform
@@ -23,9 +24,6 @@ REVISION_FILE = "revision.json"
 
 def collect_provenance(device: str, data: dict[str, Any]) -> dict[str, Any]:
     """Return the code revision and diff, packages, device, host, and data fingerprint."""
-    # Each access to `metadata` parses a file
-    packages = [distribution.metadata for distribution in metadata.distributions()]
-    packages.sort(key=lambda package: str(package["Name"]).lower())
     return {
         **_get_code_revision(),
         "python": sys.version.split()[0],
@@ -33,8 +31,17 @@ def collect_provenance(device: str, data: dict[str, Any]) -> dict[str, Any]:
         "hosts": [socket.gethostname()],
         "device": device,
         "data": data,
-        "packages": {package["Name"]: package["Version"] for package in packages},
+        "packages": dict(_list_packages()),
     }
+
+
+@functools.cache
+def _list_packages() -> list[tuple[str, str]]:
+    """Return name and version of the installed packages, in the order of the names."""
+    # Each access to `metadata` parses a file
+    packages = [distribution.metadata for distribution in metadata.distributions()]
+    named = [(str(package["Name"]), str(package["Version"])) for package in packages]
+    return sorted(named, key=lambda package: package[0].lower())
 
 
 def get_git_revision() -> str | None:
