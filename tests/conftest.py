@@ -1,8 +1,7 @@
 """Common fixtures: a frozen corpus, composition in process, and a run of a second."""
 
+import collections
 import contextlib
-import copy
-import functools
 import json
 import math
 import os
@@ -73,8 +72,10 @@ def _parse_part(text: str) -> tuple[int, int]:
     return part, count
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect the slow tests of other parts; a test belongs to the part of its name's hash."""
+    _mark_slow_cases(items)
     part, count = config.getoption("--slow-part")
 
     def is_selected(item: pytest.Item) -> bool:
@@ -87,6 +88,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if is_selected(item)]
     if config.getoption("--slow-minutes") < math.inf:
         items.sort(key=lambda item: "slow" in item.keywords)
+
+
+def _mark_slow_cases(items: list[pytest.Item]) -> None:
+    """Mark the cases of parametrized tests that follow the number of slow_after."""
+    counts = collections.Counter[str]()
+    for item in items:
+        marker = item.get_closest_marker("slow_after")
+        if marker is not None and "slow" not in item.keywords:
+            test = item.nodeid.partition("[")[0]
+            counts[test] += 1
+            if counts[test] > marker.args[0]:
+                item.add_marker(pytest.mark.slow)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -185,12 +198,11 @@ def compose() -> Callable[..., DictConfig]:
     """Compose a configuration from overrides, as the command line does."""
     composition.register_configs()
 
-    @functools.lru_cache(100)  # composing is thirty times slower than a copy, of 0.3 MB
     def composed(*overrides: str) -> DictConfig:
         with initialize_config_dir(config_dir=str(find_package_dir("conf")), version_base="1.3"):
             return hydra_compose("config", list(overrides))
 
-    return lambda *overrides: copy.deepcopy(composed(*overrides))
+    return composed
 
 
 @pytest.fixture

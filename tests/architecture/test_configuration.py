@@ -80,6 +80,7 @@ def test_every_choice_of_a_group_fits_its_schema(
         assert requires_values or not OmegaConf.missing_keys(section), file
 
 
+@pytest.mark.slow
 def test_hardware_prices_are_dated_and_figures_cited(compose) -> None:
     for file in sorted((find_package_dir("conf") / "hardware").glob("*.yaml")):
         hardware = compose(f"hardware={file.stem}").hardware

@@ -43,6 +43,7 @@ def checkpointing(mode):
 
 
 @pytest.mark.parametrize("recipe", ["fp32", "mixed"])
+@pytest.mark.slow_after(1)
 def test_activation_checkpointing_is_bit_identical(build, batches, recipe):
     metrics = [train(build(f"precision={recipe}", checkpointing(mode)), batches) for mode in MODES]
     assert metrics[0] == metrics[1] == metrics[2]
@@ -91,6 +92,7 @@ def test_compiled_and_eager_agree(build, batches, recipe, tolerance):
         assert dataclasses.astuple(one) == pytest.approx(dataclasses.astuple(other), rel=tolerance)
 
 
+@pytest.mark.slow
 def test_a_missing_compiler_is_reported_before_the_first_step(build, monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: None)
     monkeypatch.setenv("CXX", "my-c++")

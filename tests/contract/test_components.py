@@ -30,6 +30,7 @@ def configure(compose):
     return make
 
 
+@pytest.mark.slow_after(6)
 def test_cached_generation_equals_full_forward_passes(configure, settings) -> None:
     """Greedy tokens from the KV cache are those of a forward pass over all tokens."""
     engine = NativeEngine()

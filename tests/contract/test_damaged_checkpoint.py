@@ -136,6 +136,7 @@ def pristine(tmp_path: Path) -> CheckpointPair:
     return made
 
 
+@pytest.mark.slow
 def test_a_hundred_flipped_bits(pristine: CheckpointPair) -> None:
     chance = random.Random(0)
     sizes = [(pristine.newer / name).stat().st_size for name in FILES]

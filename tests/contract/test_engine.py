@@ -316,6 +316,7 @@ def test_close_frees_the_memory_of_an_engine(compose, small, config, tokens, rec
 
 
 @pytest.mark.parametrize("recipe", ["fp32", "bf16", "mixed", "bf16_sr"])
+@pytest.mark.slow_after(2)
 def test_an_engine_without_training_gives_the_same_results(
     compose, small, config, tokens, tmp_path, recipe
 ):
@@ -357,6 +358,7 @@ def _answers(engine, sequences):
     ("recipe", "bytes_per_weight"),
     [pytest.param("fp32", 4, marks=pytest.mark.slow), ("mixed", 2)],
 )
+@pytest.mark.slow
 def test_an_engine_without_training_allocates_only_weights(
     compose, small, config, recipe, bytes_per_weight
 ):

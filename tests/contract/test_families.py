@@ -134,6 +134,7 @@ def compute_losses(
 @FIXED_SEED
 @EXAMPLES
 @given(data=st.data())
+@pytest.mark.slow_after(2)
 def test_logits_loss_gradients_and_update(family: str, data: st.DataObject) -> None:
     model = data.draw(small_models(family), "model")
     peer = build_transformers_model(model, seed=data.draw(st.integers(0, 99), "seed")).train()
@@ -185,6 +186,7 @@ def test_names_and_shapes(family: str, data: st.DataObject) -> None:
 @FIXED_SEED
 @settings(parent=EXAMPLES, max_examples=8)
 @given(data=st.data())
+@pytest.mark.slow_after(2)
 def test_greedy_generation(family: str, data: st.DataObject) -> None:
     model = data.draw(small_models(family), "model")
     peer = build_transformers_model(model, seed=data.draw(st.integers(0, 99), "seed")).eval()

@@ -121,6 +121,7 @@ class TestUnchanged:
     test_not_sweeping_hydra_overrides = suite.LauncherTestSuite.test_not_sweeping_hydra_overrides
 
 
+@pytest.mark.slow_after(2)
 def test_one_point(sweep, base, compose):
     ((point,),) = sweep(*base)
     assert point.status is JobStatus.COMPLETED
@@ -289,6 +290,7 @@ def test_every_test_of_hydras_suite_is_covered_or_omitted_for_a_reason():
         assert named or covered_by.startswith("omitted: ")
 
 
+@pytest.mark.slow
 def test_hydra_finds_the_launchers_in_an_editable_install(tmp_path):
     """Check an editable installation; .ci/wheel checks a wheel."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}

@@ -105,6 +105,7 @@ def _log(tracker: Tracker, *steps: int, loss: float | None = None) -> None:
 
 
 @pytest.mark.parametrize("service", READERS, ids=str)
+@pytest.mark.slow_after(1)
 def test_rows_can_be_read_back(service: str | None, tracker_of, tmp_path: Path) -> None:
     tracker = tracker_of(service)
     tracker.start_attempt(0)
@@ -120,6 +121,7 @@ def test_rows_can_be_read_back(service: str | None, tracker_of, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("service", READERS, ids=str)
+@pytest.mark.slow_after(1)
 def test_second_attempt_resumes_the_same_run(
     service: str | None, tracker_of, tmp_path: Path
 ) -> None:
@@ -152,6 +154,7 @@ def test_a_rewind_within_an_attempt(service: str | None, tracker_of, tmp_path: P
     assert [row["train/loss"] for row in rows][-2:] == [0.5, 0.5]
 
 
+@pytest.mark.slow
 def test_wandb_keeps_the_rows_of_a_clean_stop(tracker_of, tmp_path: Path) -> None:
     """Log a score of an earlier step in a row of its own; W&B ignores rows before its last one."""
     for steps, start in (((1, 2), 0), ((3, 4), 2)):
@@ -173,6 +176,7 @@ def test_wandb_keeps_the_rows_of_a_clean_stop(tracker_of, tmp_path: Path) -> Non
     assert {row["step"] for row in rows if "eval/arc_easy/score" in row} == {1}
 
 
+@pytest.mark.slow
 def test_training_continues_if_wandb_cannot_rewind(
     tracker_of, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -351,6 +355,7 @@ def test_checkpoints_are_artifacts_if_configured(mode: str, tracker_of, tmp_path
     assert entry.ref == expected
 
 
+@pytest.mark.slow
 def test_supervisor_events_are_sent_by_the_next_attempt(tracker_of, tmp_path: Path) -> None:
     first = tracker_of("wandb")
     first.start_attempt(0)

@@ -166,16 +166,19 @@ def test_persistent_memory_equals_the_recipe(config, batches, monkeypatch):
 
 
 @built_in
+@pytest.mark.slow_after(2)
 def test_the_loss_decreases(config, batches):
     losses = [metrics.loss for metrics in train(build(config), batches[:1] * 6)]
     assert losses[-1] < losses[0] - 0.1
 
 
 @built_in
+@pytest.mark.slow_after(2)
 def test_the_same_seed_gives_the_same_bits(config, batches):
     assert train(build(config), batches) == train(build(config), batches)
 
 
+@pytest.mark.slow_after(4)
 def test_resume_is_bit_identical(config, batches, tmp_path):
     engine = build(config)
     train(engine, batches[:2])
@@ -188,6 +191,7 @@ def test_resume_is_bit_identical(config, batches, tmp_path):
 
 
 @built_in
+@pytest.mark.slow_after(2)
 def test_chunk_size_of_rounding_changes_no_bit(config, batches, monkeypatch):
     expected = train(build(config), batches)
     monkeypatch.setitem(stochastic_rounding._CHUNK_NUMEL, "cpu", 1000)
@@ -206,6 +210,7 @@ def test_model_weights_are_rounded_master_weights(config, batches):
             assert bool(((weight.float() - master).abs() <= 2**-7 * master.abs()).all())
 
 
+@pytest.mark.slow_after(4)
 def test_every_step_is_close_to_fp32(config, batches, fp32_metrics):
     for found, expected in zip(train(build(config), batches), fp32_metrics, strict=True):
         assert found.loss == pytest.approx(expected.loss, rel=2e-3)
@@ -214,6 +219,7 @@ def test_every_step_is_close_to_fp32(config, batches, fp32_metrics):
 
 
 @built_in
+@pytest.mark.slow_after(2)
 def test_checkpoints_are_interchangeable_between_recipes(config, batches, compose, small, tmp_path):
     engine = build(config)
     train(engine, batches[:3])
@@ -257,6 +263,7 @@ SMALL_UPDATE = 1e-6
 """A rate at which an update is far below half the distance between two values of bf16."""
 
 
+@pytest.mark.slow_after(4)
 def test_small_updates_survive_unless_bf16_rounds_to_nearest(config, batches):
     engine = build(config, optimizer={"weight_decay": 0.0})
     before = state(engine)
@@ -278,6 +285,7 @@ def test_small_updates_survive_unless_bf16_rounds_to_nearest(config, batches):
 
 
 @pytest.mark.parametrize("layout", ["whole", "in micro batches"])
+@pytest.mark.slow_after(4)
 def test_non_finite_gradients_change_no_bit(config, batches, layout, monkeypatch):
     size = {"whole": 8, "in micro batches": 2}[layout]
     spared, hit = (build(config, batch={"micro_batch_size": size}) for _ in range(2))

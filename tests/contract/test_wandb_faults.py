@@ -47,6 +47,7 @@ def test_the_wandb_process_is_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="finds W&B's process in /proc")
+@pytest.mark.slow
 def test_the_wandb_process_hangs(tmp_path: Path) -> None:
     seconds, _, errors = _outcome("hangs", tmp_path)
     assert seconds["rows"] < MAX_SECONDS

@@ -60,6 +60,7 @@ def single_process(configure):
 
 
 @pytest.mark.parametrize(("component", "layout"), CASES)
+@pytest.mark.slow
 def test_training_equals_one_process(
     ranks: Ranks, configure, single_process, component: str, layout: str
 ) -> None:

@@ -68,6 +68,7 @@ def flip_bits(
 
 
 @pytest.mark.parametrize(("layout", "recipe"), CASES)
+@pytest.mark.slow_after(2)
 def test_replicas_stay_identical(ranks: Ranks, configure, layout: str, recipe: str) -> None:
     config = configure(layout, f"precision={recipe}")
     assert (
@@ -84,6 +85,7 @@ def test_flipped_bit_and_its_rank_are_found(ranks: Ranks, configure, recipe: str
             assert all((one.ranks, one.odd) == ([0, 1, 2, 3], [rank]) for one in found)
 
 
+@pytest.mark.slow
 def test_of_two_replicas_neither_rank_is_named(ranks: Ranks, configure) -> None:
     for results in ranks.run(2, flip_bits, configure("dp=2"), FLIPS):
         for name, _, found in results:
@@ -91,6 +93,7 @@ def test_of_two_replicas_neither_rank_is_named(ranks: Ranks, configure) -> None:
             assert all((one.ranks, one.odd) == ([0, 1], []) for one in found)
 
 
+@pytest.mark.slow
 def test_replicated_key_value_heads_are_compared(ranks: Ranks, configure) -> None:
     """Expect each head on two of four tensor-parallel ranks, and the norms on all four."""
     found = {"k_proj": set(), "q_proj": set(), "norm": set()}

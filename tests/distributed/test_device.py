@@ -36,6 +36,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("layout", "recipe"), CASES)
+@pytest.mark.slow_after(1)
 def test_unknown_device_trains_like_the_cpu(
     pair: Ranks, configure, layout: str, recipe: str
 ) -> None:
@@ -61,6 +62,7 @@ def test_unknown_device_trains_like_the_cpu(
         pytest.param("", "bf16_sr", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.slow
 def test_a_step_reads_nothing_from_the_device(
     pair: Ranks, configure, layout: str, recipe: str
 ) -> None:
@@ -101,6 +103,7 @@ STATISTIC = 1000
         ),
     ],
 )
+@pytest.mark.slow_after(1)
 def test_a_step_allocates_and_sends_what_the_planner_states(
     pair: Ranks, configure, layout: str, recipe: str
 ) -> None:

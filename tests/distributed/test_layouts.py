@@ -84,6 +84,7 @@ def assert_rows_equal(found, expected, rel: float = 1e-5) -> None:
 
 
 @pytest.mark.parametrize(("name", "accumulation"), CASES)
+@pytest.mark.slow_after(4)
 def test_training_equals_one_process(
     ranks: Ranks, configure, single_process, name: str, accumulation: int
 ) -> None:
@@ -183,6 +184,7 @@ RECIPE_CASES = [
 
 
 @pytest.mark.parametrize(("recipe", "layout"), RECIPE_CASES)
+@pytest.mark.slow_after(2)
 def test_every_recipe_trains_in_several_dimensions(
     ranks: Ranks, configure, single_process, recipe: str, layout: str
 ) -> None:
@@ -205,6 +207,7 @@ def test_activation_checkpointing_changes_no_result(
         assert_rows_equal(found[:2], single_process(layout).rows[:2])
 
 
+@pytest.mark.slow
 def test_document_and_loss_masks_apply_on_every_rank(
     ranks: Ranks, configure, single_process
 ) -> None:

@@ -53,6 +53,7 @@ def run_checks(config: Config, mutant: str | None) -> tuple[list[ExitCode | None
     "layout",
     [pytest.param(each, marks=[] if each in DEFAULT else [pytest.mark.slow]) for each in LAYOUTS],
 )
+@pytest.mark.slow_after(2)
 def test_correct_layout_has_no_finding(ranks: Ranks, configure, layout: str) -> None:
     config = configure(layout, *LAYOUTS[layout].split())
     for result in ranks.run(config.num_processes, run_checks, config, None):

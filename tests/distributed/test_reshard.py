@@ -48,6 +48,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("recipe", "saved", "loaded"), CASES)
+@pytest.mark.slow_after(2)
 def test_checkpoint_loads_in_another_layout(
     ranks: Ranks, configure, tmp_path, recipe: str, saved: str, loaded: list[str]
 ) -> None:

@@ -21,6 +21,7 @@ RUN = [
     ("rank", "first", "last"),
     [pytest.param(0, True, False, marks=pytest.mark.slow), (8191, False, True)],
 )
+@pytest.mark.slow
 def test_memory_and_collectives_of_a_rank(compose, rank: int, first: bool, last: bool) -> None:
     found = rehearse(resolve_config(compose(*RUN)), rank)
     assert len(found.parameters) == 6 * LAYERS + first + 2 * last

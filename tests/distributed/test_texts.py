@@ -78,6 +78,7 @@ def single_process(configure):
         for name, layout in LAYOUTS.items()
     ],
 )
+@pytest.mark.slow_after(1)
 def test_results_equal_one_process(ranks: Ranks, configure, single_process, layout: str) -> None:
     config = configure(layout, LARGE_INIT)
     found = ranks.run(config.num_processes, score_and_generate, config)

@@ -38,6 +38,7 @@ def find(config: Config, folder: Path) -> tuple[str, list[str], int]:
     return path.name, refused, sum(read)
 
 
+@pytest.mark.slow
 def test_ranks_verify_parts_and_agree(ranks: Ranks, configure, tmp_path: Path) -> None:
     config = configure(LAYOUT)
     ranks.run(4, save_two, config, tmp_path)

@@ -50,6 +50,7 @@ def _blocks(guide: Path, composed_only: bool) -> list[str]:
         for path in GUIDES
     ],
 )
+@pytest.mark.slow
 def test_commands_run(guide: Path, tmp_path: Path) -> None:
     programs, folder, modules = tmp_path / "bin", tmp_path / "work", tmp_path / "modules"
     for path in (programs, folder, modules):
@@ -88,6 +89,7 @@ def _composed_only() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("guide", "command"), _composed_only())
+@pytest.mark.slow_after(6)
 def test_other_commands_compose(guide: str, command: str, compose) -> None:
     program, name, *_ = shlex.split(command)
     assert program == "hlat"

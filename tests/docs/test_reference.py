@@ -50,6 +50,7 @@ def test_committed_page_is_up_to_date(name: str, pages: dict[str, str]) -> None:
     assert pages[name] == committed, "run: python docs/generate_reference.py"
 
 
+@pytest.mark.slow
 def test_every_generated_page_is_checked(pages: dict[str, str]) -> None:
     assert sorted(pages) == sorted(PAGES)
 
@@ -79,6 +80,7 @@ def _find_logged_events() -> list[tuple[str, str, set[str]]]:
     return found
 
 
+@pytest.mark.slow
 def test_logged_events_are_listed_with_their_fields() -> None:
     events = _find_logged_events()
     assert len(events) > 15

@@ -37,6 +37,7 @@ RECORDS = {preset: (preset, ()) for preset in PRESETS} | RESERVATIONS
 
 
 @pytest.mark.parametrize("record", RECORDS)
+@pytest.mark.slow_after(4)
 def test_cluster_is_as_recorded(record, tmp_path, capsys, pytestconfig):
     hardware, settings = RECORDS[record]
     run = (f"hardware={hardware}", "hardware.nodes=4", f"compiler={PRESETS[hardware]}")

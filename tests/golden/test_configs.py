@@ -20,6 +20,7 @@ CHOICES = [
 
 
 @pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.slow_after(12)
 def test_configuration_is_as_recorded(
     choice: str, compose: Callable[..., DictConfig], pytestconfig: pytest.Config
 ) -> None:

@@ -40,6 +40,7 @@ def _config(compose, *overrides: str):
 
 
 @pytest.mark.parametrize("hardware", HARDWARE)
+@pytest.mark.slow_after(6)
 def test_environment_is_as_recorded(hardware, compose, pytestconfig):
     config = _config(compose, f"hardware={hardware}", f"compiler={SDK.get(hardware, 'none')}")
     now = json.dumps(build_job_environment(config), indent=2, sort_keys=True) + "\n"
@@ -52,6 +53,7 @@ def test_environment_is_as_recorded(hardware, compose, pytestconfig):
 @pytest.mark.parametrize(
     "preset", [*(f"hardware={h}" for h in HARDWARE), *(f"experiment={e}" for e in EXPERIMENTS)]
 )
+@pytest.mark.slow_after(6)
 def test_script_is_as_recorded(preset, compose, pytestconfig):
     config = _config(compose, preset)
     name = preset.partition("=")[2]
@@ -99,6 +101,7 @@ def test_every_record_belongs_to_a_node_type():
     assert [file.stem for file in sorted(GOLDEN.glob("*.json"))] == HARDWARE
 
 
+@pytest.mark.slow
 def test_node_types_agree_with_the_presets(compose):
     presets = {hardware: compose(f"hardware={hardware}").hardware for hardware in HARDWARE}
     assert NODE_TYPES.keys() <= {preset.name for preset in presets.values()}

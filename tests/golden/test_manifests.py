@@ -41,6 +41,7 @@ EVALUATIONS["average_JobSet"] = "JobSet"
 
 
 @pytest.mark.parametrize("record", [*RECORDS, *SETTINGS_RECORDS])
+@pytest.mark.slow_after(4)
 def test_manifest_is_as_recorded(record, compose, pytestconfig):
     hardware, kind = (RECORDS | SETTINGS_RECORDS)[record]
     sdk = SDK.get(hardware, "none")

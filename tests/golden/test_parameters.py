@@ -14,6 +14,7 @@ SIZES = sorted(file.stem for file in (find_package_dir("conf") / "model").glob("
 
 
 @pytest.mark.parametrize("size", SIZES)
+@pytest.mark.slow_after(8)
 def test_inventory_is_as_recorded(size, compose, pytestconfig):
     config = OmegaConf.to_object(compose(f"model={size}"))
     now = "".join(_line(parameter, config) for parameter in list_parameter_specs(config.model))

@@ -68,6 +68,7 @@ def load_runs(compose):
     ],
     ids=lambda file: file.stem,
 )
+@pytest.mark.slow_after(1)
 def test_study_has_the_stated_number_of_points(study, load_runs):
     runs = load_runs(study)
     assert len(runs) == POINTS[study.stem]

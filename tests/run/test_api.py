@@ -21,6 +21,7 @@ def root(runner_at_step_2) -> Path:
     return runner_at_step_2.folder / "runs"
 
 
+@pytest.mark.slow
 def test_runs_are_a_table(root) -> None:
     table = hlat.runs(root, where="config.optimizer.name=adamw")
     assert table["run"].to_pylist() == ["x"]
@@ -69,6 +70,7 @@ def test_the_examples_of_docstrings(root, monkeypatch) -> None:
     assert runner.summarize(verbose=False).failed == 0
 
 
+@pytest.mark.slow
 def test_an_equal_run_under_another_name_is_a_copy(runner_at_step_2) -> None:
     runner = runner_at_step_2
     equal = runner.run("run.name=y", "run.steps=2")
@@ -125,6 +127,7 @@ def test_the_run_of_another_user_is_found_or_refused(
         assert finished_runs.find_finished_run(equal) is None
 
 
+@pytest.mark.slow
 def test_an_equal_run_of_a_job_ends_as_finished(runner_at_step_2, tmp_path) -> None:
     """Require the exit record of a process under a supervisor."""
     runner = runner_at_step_2

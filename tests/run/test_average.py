@@ -87,6 +87,7 @@ def test_refuse_to_start_from_an_average(trained, runner, do, refused):
     )
 
 
+@pytest.mark.slow
 def test_refuse_to_average_a_damaged_checkpoint(trained, runner, do):
     path = runner.folder / "runs/whole/checkpoints/step_00000015/rank_00000.safetensors"
     content = bytearray(path.read_bytes())
@@ -157,6 +158,7 @@ def test_refuse_mistakes_in_one_sentence(trained, runner, do):
     assert not (runner.folder / "runs/whole/averages").exists()
 
 
+@pytest.mark.slow
 def test_no_files_remain_after_an_interrupt(trained, runner, do, monkeypatch):
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt

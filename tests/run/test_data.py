@@ -33,6 +33,7 @@ def damaged(tmp_path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.slow_after(1)
 def test_warn_once_of_bytes_that_are_not_utf8(
     runner, small, damaged, workers: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -88,6 +89,7 @@ def run_with_change(runner, corpus: Path, monkeypatch) -> Callable[..., Any]:
         ("replaced with the same size and time", 0),
     ],
 )
+@pytest.mark.slow_after(1)
 def test_end_with_the_name_of_a_file_that_changes_under_a_run(
     run_with_change, runner, change: str, workers: int
 ) -> None:
@@ -100,6 +102,7 @@ def test_end_with_the_name_of_a_file_that_changes_under_a_run(
     assert os.listdir(runner.folder / "runs/x/checkpoints") == ["step_00000005"]
 
 
+@pytest.mark.slow
 def test_compare_the_files_before_a_rollback(run_with_change, runner, monkeypatch) -> None:
     monkeypatch.setattr(RollbackPolicy, "has_diverged", lambda self, step, _: step == 8)
     done = run_with_change("replaced with the same size and time", 7)
@@ -108,6 +111,7 @@ def test_compare_the_files_before_a_rollback(run_with_change, runner, monkeypatc
     assert not any(row["event"] == "rollback" for row in runner.rows("x", "events.jsonl"))
 
 
+@pytest.mark.slow
 def test_save_the_last_state_before_a_changed_file_is_an_error(run_with_change, runner) -> None:
     done = run_with_change("truncated", 7, "run.steps=7")
     assert done.returncode == 2, done.stderr

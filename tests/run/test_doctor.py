@@ -47,6 +47,7 @@ def test_report_a_healthy_run(doctor, hlat, arguments, tmp_path, layout) -> None
     assert not (tmp_path / "runs/x").exists()
 
 
+@pytest.mark.slow
 def test_refuse_mistakes_with_the_message_of_train(doctor) -> None:
     done = doctor("modle=7b")
     assert (done.returncode, done.stdout) == (2, "")
@@ -67,6 +68,7 @@ def test_print_help_without_a_configuration(hlat) -> None:
     assert "Exit codes: 0 healthy" in done.stdout
 
 
+@pytest.mark.slow
 def test_refuse_a_launcher(hlat) -> None:
     done = hlat("doctor", "hydra/launcher=slurm")
     assert done.returncode == 2

@@ -206,6 +206,7 @@ def test_list_verify_prune_and_average_checkpoints_at_a_url(
     assert "prune needs the directory of the run" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_check_free_space_of_a_directory_only(runner, there, monkeypatch):
     monkeypatch.setattr(preflight, "compute_checkpoint_bytes", lambda config: 10**18)
     arguments = ("run.name=x", "run.steps=1", "recovery.preflight=true")

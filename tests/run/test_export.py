@@ -93,6 +93,7 @@ def settings(model: ModelConfig) -> list[str]:
         ("head_dim_48", "mixed"),
     ],
 )
+@pytest.mark.slow
 def test_transformers_compute_the_same_logits(runner, do, name, precision):
     model = MODELS[name]
     overrides = (*settings(model), f"precision={precision}", "run.name=x")
@@ -192,6 +193,7 @@ def test_export_and_import_master_weights(runner, do):
     assert began[0] == ended[-1]
 
 
+@pytest.mark.slow
 def test_train_with_the_printed_command(trained, runner, do):
     done = do("runs/whole/checkpoints/step_00000015", "--output", "my out/a=b")
     assert done.code == 0, done.err
@@ -271,6 +273,7 @@ def test_branch_from_a_run_with_init_from(runner_from_export, refused):
     )
 
 
+@pytest.mark.slow
 def test_refuse_a_folder_with_another_model(runner_from_export, refused):
     runner = runner_from_export
     done = runner.run("run.name=z", "model.init_from=out", "model.num_layers=3")

@@ -69,6 +69,7 @@ def test_train_resume_generate_and_refuse_the_export(hlat, small, folder) -> Non
     assert "no family of transformers has model.attention.kind=gated" in done.stderr
 
 
+@pytest.mark.slow
 def test_help_and_completion_have_the_kinds_and_settings(hlat, folder) -> None:
     done = hlat("train", GATED[0], "--help")
     assert "model.attention.kind: gated, softmax\n  model.attention.gated.scale\n" in done.stdout
@@ -117,6 +118,7 @@ def test_the_doctor_passes_a_precision_recipe(hlat, small, folder) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_log_a_metric(hlat, small, folder) -> None:
     done = hlat(
         *("train", *small, "extensions=[attention_entropy.py,warmup_stable_invsqrt.py]"),
@@ -160,7 +162,8 @@ def test_the_doctor_passes_examples(hlat, small, folder, file, component, layout
     assert f"pass  backward        gradients with {section} are finite" in done.stdout
 
 
-@pytest.mark.parametrize("recipe", ["bf16_sr", pytest.param("mixed", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["bf16_sr", "mixed"])
 def test_the_doctor_passes_an_optimizer(hlat, small, folder, recipe) -> None:
     data = [word for word in small if word.startswith("data.")]
     lion = ("extensions=[lion.py]", "optimizer.name=lion", "optimizer.beta2=0.99")
@@ -182,6 +185,7 @@ def test_the_doctor_passes_an_optimizer(hlat, small, folder, recipe) -> None:
     ],
     ids=["backward", "leak", "sharding"],
 )
+@pytest.mark.slow_after(1)
 def test_the_doctor_names_a_fault(
     hlat, small, folder, content, section, layout, check, part, axis
 ) -> None:

@@ -211,6 +211,7 @@ def test_skip_and_log_a_step_with_nonfinite_gradients(runner, monkeypatch):
     assert "step 7: gradients are not finite" in done.stdout
 
 
+@pytest.mark.slow
 def test_end_as_diverged_if_the_last_steps_are_not_finite(runner, monkeypatch):
     from hlat.engine.native.trainable_parameters import TrainableParameters
 
@@ -230,12 +231,14 @@ def test_end_as_diverged_if_the_last_steps_are_not_finite(runner, monkeypatch):
     assert not any((runner.folder / "runs/x").glob("checkpoints/step_*"))
 
 
+@pytest.mark.slow
 def test_train_bitwise_the_same_with_periodic_checks(runner, uninterrupted):
     done = runner.run("run.name=x", "recovery.check_replicas_every_steps=3")
     assert done.returncode == 0, done.stderr
     assert runner.losses("x") == uninterrupted.losses("whole")
 
 
+@pytest.mark.slow
 def test_end_the_run_if_attention_is_not_causal(runner, monkeypatch):
     from hlat.model.attention import CoreAttention
 
@@ -391,6 +394,7 @@ class TestSupervised:
         assert steps(runner) == [*range(1, 21)]
 
 
+@pytest.mark.slow
 def test_allow_more_time_for_evaluations_and_saves_than_for_steps(runner, monkeypatch):
     timeouts, found = [], {}
     set_deadline = StepWatchdog._set_deadline
@@ -461,6 +465,7 @@ def test_end_an_unsupervised_run_that_hangs_in_the_step_after_a_save(runner, tmp
     assert "sitecustomize" in (runner.folder / "runs/x/logs/rank_0.stacks").read_text()
 
 
+@pytest.mark.slow
 def test_keep_milestones_with_weights(runner):
     done = runner.run("run.name=x", "checkpoint.milestone_tokens=3000", "checkpoint.keep_last=1")
     assert done.returncode == 0, done.stderr

@@ -46,6 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, small: list[str]) -> Path:
     return runner.folder
 
 
+@pytest.mark.slow
 def test_greedy_text_equals_transformers(folder: Path, tmp_path: Path) -> None:
     """Compare the run and its export, one prompt at a time and in a batch."""
     transformers = pytest.importorskip("transformers")
@@ -69,6 +70,7 @@ def test_greedy_text_equals_transformers(folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("setting", ["temperature=1e-39", "temperature=1e-320", "top_p=1e-300"])
+@pytest.mark.slow_after(1)
 def test_extreme_settings_select_the_most_likely_token(folder: Path, setting: str) -> None:
     greedy = call(folder, "runs/x", "The", "temperature=0", "max_tokens=4")
     done = call(folder, "runs/x", "The", setting, "max_tokens=4")

@@ -46,6 +46,7 @@ def folder(uninterrupted: Runner, tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_the_loss_equals_that_of_training(uninterrupted: Runner, folder: Path) -> None:
     assert metrics(folder, "runs/whole") == flatten(logged(uninterrupted, "whole", 20))
     row = json.loads((folder / "runs/whole/evaluations/step_00000020.json").read_text())
@@ -94,6 +95,7 @@ def test_averages_and_exports_are_evaluated_on_the_sets_of_a_run(
     assert metrics(folder, "mean") == mean  # the scores are not part of the checkpoint
 
 
+@pytest.mark.slow
 def test_the_loss_on_other_text(folder: Path, tmp_path: Path) -> None:
     file = tmp_path / "book.txt"
     file.write_text("".join(f"The cat {i} sat. " * 20 for i in range(9)))
@@ -116,6 +118,7 @@ def test_recorded_data_settings_can_be_overridden(folder: Path) -> None:
     assert "data.sources.code.paths" in done.err
 
 
+@pytest.mark.slow
 def test_all_text_of_short_files_is_evaluated(folder: Path, tmp_path: Path) -> None:
     found = {}
     for size in (1, 128, 177):

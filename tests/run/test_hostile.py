@@ -233,6 +233,7 @@ def test_refuse_hostile_tensors(victim: Victim, select: Select) -> None:
         victim.assert_refused(case)
 
 
+@pytest.mark.slow
 def test_refuse_a_hostile_manifest(victim: Victim) -> None:
     manifest = json.loads((victim.run / STEP / "manifest.json").read_bytes())
     for case, content in manifests(manifest).items():
@@ -273,6 +274,7 @@ def test_refuse_a_hostile_checkpoint_in_start_from(victim: Victim, refused) -> N
     refused(done, "${oc.env:PATH} is an interpolation")
 
 
+@pytest.mark.slow
 def test_export_a_run_with_a_hostile_configuration(
     victim: Victim, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -325,6 +327,7 @@ def test_run_no_code_of_a_hugging_face_folder(uninterrupted, runner, tmp_path: P
     assert not trace.exists()
 
 
+@pytest.mark.slow
 def test_refuse_hostile_hugging_face_folders(uninterrupted, compose, tmp_path: Path) -> None:
     folder = hugging_face(tmp_path / "model", uninterrupted)
     model = runner_model(uninterrupted)
@@ -435,6 +438,7 @@ NAMES = [
 
 
 @pytest.mark.parametrize("name", NAMES, ids=repr)
+@pytest.mark.slow_after(2)
 def test_refuse_a_run_name_outside_of_the_run_root(runner, name: str) -> None:
     before = _list_files(runner.folder.parent)
     done = runner.run("run.name=" + json.dumps(name, ensure_ascii=False))
@@ -448,6 +452,7 @@ def _list_files(folder: Path) -> set[Path]:
     return {path for path in folder.rglob("*") if not re.search(r"/cluster\d", str(path))}
 
 
+@pytest.mark.slow
 def test_quote_the_run_name_in_the_printed_command(runner) -> None:
     name = "$(touch trace); `touch trace` ' && touch trace | * ~ \" é{a,b} #"
     done = runner.run("run.name=" + json.dumps(name, ensure_ascii=False), "run.steps=1")

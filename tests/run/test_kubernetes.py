@@ -80,6 +80,7 @@ def test_submit_a_single_run(runner, kubectl):
     assert [line.split()[1] for line in kubectl.calls()] == ["--dry-run=server", "-f"]
 
 
+@pytest.mark.slow
 def test_print_the_manifest_in_a_dry_run(runner, kubectl):
     done = runner.run(*SEND, "run.name=a", "hydra.launcher.dry_run=true")
     assert done.returncode == 0, done.stderr
@@ -106,6 +107,7 @@ def test_print_the_manifest_in_a_dry_run(runner, kubectl):
         (("run.name=same", "run.seed=1,2"), "run.name=same run.seed=1]; omit run.name"),
     ],
 )
+@pytest.mark.slow_after(4)
 def test_refuse_an_invalid_point_or_setting(arguments, problem, runner, kubectl):
     done = runner.run("-m", *merge_overrides(SEND, arguments))
     assert done.returncode == 2, done.stdout
@@ -113,6 +115,7 @@ def test_refuse_an_invalid_point_or_setting(arguments, problem, runner, kubectl)
     assert kubectl.calls() == []
 
 
+@pytest.mark.slow
 def test_refuse_a_literal_secret_without_writing_it(runner, kubectl):
     settings = ("hydra.launcher.env={HF_TOKEN: canary-1}", "hydra.launcher.secret_env.A=canary-2")
     for flags in ((), ("-m",)):
@@ -126,6 +129,7 @@ def test_refuse_a_literal_secret_without_writing_it(runner, kubectl):
     assert kubectl.calls() == []
 
 
+@pytest.mark.slow
 def test_create_nothing_when_the_cluster_refuses(runner, kubectl):
     kubectl.reject("--dry-run=server")
     done = runner.run("-m", *SEND, "run.name=a,b")
@@ -134,6 +138,7 @@ def test_create_nothing_when_the_cluster_refuses(runner, kubectl):
     assert len(kubectl.calls()) == 1
 
 
+@pytest.mark.slow
 def test_write_manifests_without_kubectl(runner, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     done = runner.run("-m", *SEND, "run.name=a,b", "hydra.launcher.kind=PyTorchJob")
@@ -142,6 +147,7 @@ def test_write_manifests_without_kubectl(runner, monkeypatch):
     assert "create it with:  kubectl create -f runs/sweeps/" in done.stdout
 
 
+@pytest.mark.slow
 def test_escape_values_of_the_user(runner, kubectl):
     variable = "+compiler.environment.NEURON_X='$(HOME) $HOME \"a\" : # - {b}'"
     done = runner.run(

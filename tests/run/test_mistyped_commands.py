@@ -83,6 +83,7 @@ SLOW_CASES = {
     "case",
     [pytest.param(case, marks=[pytest.mark.slow] if case in SLOW_CASES else []) for case in CASES],
 )
+@pytest.mark.slow_after(5)
 def test_print_one_message(tmp_path: Path, hlat, case: str) -> None:
     foreign = tmp_path / "foreign" / "experiment"
     foreign.mkdir(parents=True)

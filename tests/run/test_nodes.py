@@ -124,6 +124,7 @@ def test_end_the_other_node_after_one_is_lost(nodes, runner):
     assert f"hlat: node {name} did not answer after rank 0 raised" in errors, errors[-3000:]
 
 
+@pytest.mark.slow
 def test_refuse_another_number_of_nodes(nodes):
     (only,) = nodes.start("run.name=x", nodes=1)
     errors = only.communicate(timeout=300)[1]

@@ -56,6 +56,7 @@ def do(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Ca
     return run
 
 
+@pytest.mark.slow
 def test_compile_verify_and_reuse_the_cache(cache: Path, do: Callable[..., Done]) -> None:
     first = do("engine=nxd")
     assert first.code == 0, first.err
@@ -93,6 +94,7 @@ def test_print_failed_modules_and_compile_them_again(
     assert "is incomplete after an earlier attempt" in again.out
 
 
+@pytest.mark.slow
 def test_remove_the_lock_of_a_killed_compiler(cache: Path, do: Callable[..., Done]) -> None:
     do("engine=nxd")
     module = neuron_compile_cache.list_modules(cache)[0]
@@ -140,6 +142,7 @@ def test_ignore_metrics_of_a_traced_run(runner, monkeypatch: pytest.MonkeyPatch)
     assert codes == {"": 3, "1": 0}
 
 
+@pytest.mark.slow
 def test_merge_into_the_cache_of_a_node(cache: Path, do: Callable[..., Done]) -> None:
     do("engine=nxd")
     shared = cache.parent / "shared"
@@ -182,6 +185,7 @@ def test_fail_when_a_directory_is_not_writable(cache: Path, do: Callable[..., Do
     assert "Not a directory" in done.err
 
 
+@pytest.mark.slow
 def test_fail_when_tracing_fails(
     cache: Path, do: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,6 +217,7 @@ def test_verify_an_empty_cache(cache: Path, do: Callable[..., Done]) -> None:
     assert (done.code, done.out) == (1, f"{cache}: 0 of 0 modules are complete\n")
 
 
+@pytest.mark.slow
 def test_verify_without_importing_torch(cache: Path, tmp_path: Path) -> None:
     refuse = (
         "import sys\n"

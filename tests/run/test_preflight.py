@@ -54,11 +54,13 @@ def test_train_with_the_same_command_on_a_healthy_node(
     assert runner.losses("x") == uninterrupted.losses("whole")
 
 
+@pytest.mark.slow
 def test_train_without_preflight_checks(runner, wrong_device):
     assert runner.run("run.name=x", "run.steps=1", "recovery.preflight=false").returncode == 0
     assert runner.rows("x", "events.jsonl")[0]["event"] == "start"
 
 
+@pytest.mark.slow
 def test_refuse_a_disk_for_less_than_two_checkpoints(runner, refused, monkeypatch):
     runner.run("run.name=x", "run.steps=1", "recovery.preflight=false")
     size = sum(f.stat().st_size for f in runner.folder.glob("runs/x/checkpoints/*/*.safetensors"))

@@ -249,6 +249,7 @@ def test_listen_on_loopback_and_end_workers_with_the_command(runner):
     wait_until_ended(workers)
 
 
+@pytest.mark.slow
 def test_refuse_layout_that_does_not_divide_the_model(runner):
     refused = runner.run("parallelism.tp=3")
     assert refused.returncode == 2

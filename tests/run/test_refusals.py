@@ -110,10 +110,12 @@ def test_a_refused_run_leaves_no_directory(runner, refused):
 
 
 @pytest.mark.parametrize(("mistake", "sentence"), MISTAKES)
+@pytest.mark.slow_after(8)
 def test_refuse_a_mistake(runner, refused, mistake, sentence):
     refused(runner.run(mistake), sentence)
 
 
+@pytest.mark.slow
 def test_refuse_a_70b_model_on_one_machine(runner, refused):
     done = runner.run("model=70b", small=False)
     refused(done, "model=70b needs ")
@@ -151,6 +153,7 @@ def test_refuse_a_truncated_file(runner, refused, corpus):
     refused(runner.run(f"data.sources.code.paths=[{path}]"), "short.arrow")
 
 
+@pytest.mark.slow
 def test_create_no_run_directory_for_a_refused_run(runner):
     runner.run("run.name=x", "model=70b", small=False)
     assert not (runner.folder / "runs").exists()

@@ -48,6 +48,7 @@ def test_resume_after_sigkill_is_bit_identical(runner, uninterrupted, step):
     assert [row["event"] for row in runner.rows("x", "events.jsonl")].count("finish") == 1
 
 
+@pytest.mark.slow
 def test_save_after_a_signal_and_print_the_resume_command(runner, uninterrupted):
     """`test_signals.py` sends the other signals."""
     stopped = runner.run_until(7, signal.SIGUSR1, "run.name=x")
@@ -61,6 +62,7 @@ def test_save_after_a_signal_and_print_the_resume_command(runner, uninterrupted)
     assert runner.losses("x") == uninterrupted.losses("whole")
 
 
+@pytest.mark.slow
 def test_stop_early_and_extend_the_same_schedule(runner, uninterrupted):
     first = runner.run("run.name=x", "run.steps=8")
     assert first.returncode == 0, first.stderr
@@ -89,6 +91,7 @@ def test_resume_from_the_checkpoint_before_a_damaged_one(runner_at_step_10, unin
     assert runner.losses("x") == uninterrupted.losses("whole")
 
 
+@pytest.mark.slow
 def test_refuse_another_model_or_other_data_under_the_same_name(runner_at_step_2, refused):
     runner = runner_at_step_2
     before = (runner.folder / "runs/x/config.yaml").read_text()
@@ -118,6 +121,7 @@ def test_branch_from_a_checkpoint_and_resume_the_branch(runner, uninterrupted):
     assert runner.losses("branch") == uninterrupted.losses("whole")[15:]
 
 
+@pytest.mark.slow
 def test_branch_from_the_newest_checkpoint_of_a_run_directory(runner, uninterrupted, refused):
     source = uninterrupted.folder / "runs/whole"
     arguments = ("run.name=x", f"checkpoint.start_from={source}", "schedule.total_steps=21")
@@ -145,6 +149,7 @@ def test_resume_with_another_layout_of_the_same_batch(runner_at_step_10, uninter
     assert list(ours.values()) == pytest.approx(list(whole.values()), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_stop_with_exit_code_3_at_a_loss_that_is_not_finite(runner):
     done = runner.run("run.name=x", "optimizer.lr=1e30", "optimizer.grad_clip=0")
     assert done.returncode == 3, done.stderr
@@ -157,6 +162,7 @@ def test_stop_with_exit_code_3_at_a_loss_that_is_not_finite(runner):
     assert "resume:" not in done.stdout
 
 
+@pytest.mark.slow
 def test_stop_with_exit_code_3_at_a_held_out_loss_above_that_of_initial_weights(runner):
     done = runner.run("run.name=x", "optimizer.lr=50", "run.steps=2", "schedule.warmup_steps=0")
     assert done.returncode == 3, done.stderr
@@ -166,6 +172,7 @@ def test_stop_with_exit_code_3_at_a_held_out_loss_above_that_of_initial_weights(
     assert not any((runner.folder / "runs/x").glob("checkpoints/step_*"))
 
 
+@pytest.mark.slow
 def test_a_branch_with_a_higher_held_out_loss_is_saved_and_not_complete(runner, uninterrupted):
     source = uninterrupted.folder / "runs/whole/checkpoints/step_00000015"
     arguments = ("run.name=x", f"checkpoint.start_from={source}", "run.steps=17")
@@ -175,6 +182,7 @@ def test_a_branch_with_a_higher_held_out_loss_is_saved_and_not_complete(runner, 
     assert "complete" not in done.stdout
 
 
+@pytest.mark.slow
 def test_the_printed_command_extends_a_run_without_a_name(runner):
     done = runner.run("run.steps=1")
     command = shlex.split(done.stdout.splitlines()[-1])
@@ -189,6 +197,7 @@ def test_the_printed_command_extends_a_run_without_a_name(runner):
     assert "new run" not in done.stdout
 
 
+@pytest.mark.slow
 def test_a_finished_run_has_nothing_to_do(runner_at_step_2):
     done = runner_at_step_2.run("run.name=x", "run.steps=1")
     assert done.returncode == 0, done.stderr
@@ -222,6 +231,7 @@ def test_refuse_to_train_when_every_checkpoint_is_damaged(runner_at_step_2, refu
     assert len(runner.losses("x")) == 2
 
 
+@pytest.mark.slow
 def test_a_run_whose_checkpoints_cannot_be_written_is_not_complete(runner, monkeypatch):
     real = checkpoint_store.save_checkpoint
     with monkeypatch.context() as full:
@@ -238,6 +248,7 @@ def test_a_run_whose_checkpoints_cannot_be_written_is_not_complete(runner, monke
     assert runner.run("run.name=x", "run.steps=10").returncode == 0
 
 
+@pytest.mark.slow
 def test_resume_with_a_damaged_line_in_a_log(runner_at_step_2):
     runner = runner_at_step_2
     with (runner.folder / "runs/x/events.jsonl").open("a") as file:
@@ -247,6 +258,7 @@ def test_resume_with_a_damaged_line_in_a_log(runner_at_step_2):
     assert "damaged line" in again.stderr
 
 
+@pytest.mark.slow
 def test_write_interpolations_of_the_environment_unresolved(runner, corpus, monkeypatch):
     monkeypatch.setenv("CANARY", str(corpus))
     done = runner.run("run.name=x", "run.steps=1", "data.root=${oc.env:CANARY}")

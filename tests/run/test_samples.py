@@ -10,6 +10,7 @@ from tests.run.conftest import Runner, call_command
 PROMPTS = r'evaluation.samples.prompts=["def main(", "<b>The", ""]'
 
 
+@pytest.mark.slow
 def test_samples_are_recorded_without_changing_the_losses(
     runner: Runner, uninterrupted: Runner
 ) -> None:

@@ -141,6 +141,7 @@ def test_submit_one_job_with_a_copy_of_the_code(login, submission):
         (["runs", *SLURM, "follow=true"], "runs contains no config.yaml"),
     ],
 )
+@pytest.mark.slow_after(4)
 def test_refuse_mistakes_before_submission(login, arguments, problem, monkeypatch, capsys):
     found = importlib.util.find_spec
     without_harness = lambda name, *args: None if name == "lm_eval" else found(name, *args)  # noqa: E731
@@ -168,6 +169,7 @@ def refused(login, arguments, problem, monkeypatch, capsys):
     assert not [*login.folder.glob("runs/*/evaluations/*/submissions")]
 
 
+@pytest.mark.slow
 def test_write_a_manifest_with_the_resources_of_the_layout(login):
     import yaml
 

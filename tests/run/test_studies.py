@@ -30,6 +30,7 @@ def corners(study):
     "study",
     [pytest.param(study, marks=[] if study in DEFAULT else [pytest.mark.slow]) for study in GRIDS],
 )
+@pytest.mark.slow_after(1)
 def test_train_a_point_of_a_study(runner, study, corner):
     point = corners(study)[corner]
     done = runner.run(f"+sweep={study}", *point, "run.steps=2", "run.name=x")

@@ -157,6 +157,7 @@ def test_check_the_points_before_slurm(runner, refused, monkeypatch):
     assert not [*runner.folder.glob("runs/x/submissions/*")]
 
 
+@pytest.mark.slow
 def test_print_the_scripts_of_a_dry_run_without_slurm(runner, monkeypatch):
     monkeypatch.setenv("PATH", str(runner.folder))
     arguments = ("hydra/launcher=slurm", "hydra.launcher.dry_run=true", "run.name=a,b")
@@ -187,6 +188,7 @@ NODES = ("hardware.processes_per_node=1", "hardware.nodes=1,2")
         (("hydra.launcher.options.qos=x",), "write +hydra.launcher.options.qos=VALUE"),
     ],
 )
+@pytest.mark.slow_after(3)
 def test_refuse_points_with_advice(arguments, problem, runner, refused):
     refused(runner.run("-m", "hydra/launcher=slurm", *arguments), problem)
 
@@ -227,6 +229,7 @@ def test_complete_an_interrupted_submission_to_slurm(runner, monkeypatch):
     assert changed.stderr.count("is PENDING; cancel it with hlat jobs cancel") == 2
 
 
+@pytest.mark.slow
 def test_refuse_slurm_for_precompile(hlat):
     done = hlat("precompile", "hydra/launcher=slurm", "-m")
     assert done.returncode == 2
@@ -254,6 +257,7 @@ def test_sigint_saves_the_point_and_stops_the_sweep(runner):
     assert runner.rows(folder.name, "events.jsonl")[-1]["event"] == "interrupt"
 
 
+@pytest.mark.slow
 def test_refuse_a_sweep_without_a_valid_point(runner, refused):
     arguments = ("hydra.launcher.prune=true", "parallelism.tp=3,5")
     refused(runner.run("-m", *arguments), "parallelism.tp=5 does not divide")

@@ -59,6 +59,7 @@ def visible_lines(shown: str) -> list[str]:
 
 
 @pytest.mark.parametrize("layout", [(), pytest.param(LAYOUT, marks=SEVERAL_PROCESSES)])
+@pytest.mark.slow
 def test_show_one_progress_bar_and_a_summary(runner: Runner, layout: tuple[str, ...]) -> None:
     code, shown = on_terminal(runner, "run.name=x", *layout)
     assert code == 0, shown

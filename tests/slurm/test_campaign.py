@@ -193,6 +193,7 @@ def test_evaluate_a_milestone_while_the_run_trains(login: Login, tmp_path: Path)
     assert user.statuses()["b@4"]["state"] == "finished"
 
 
+@pytest.mark.slow
 def test_refuse_to_wait_for_a_run_without_a_job(login: Login) -> None:
     done = login.send("run.name=x", "hydra.launcher.after=runs/missing")
     assert done.returncode == 2

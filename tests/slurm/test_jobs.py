@@ -127,6 +127,7 @@ def test_submit_a_sweep_and_resubmit_its_failed_point(login):
     assert "cancelled job" in login.jobs("cancel", sweep)
 
 
+@pytest.mark.slow
 def test_submit_nothing_if_slurm_rejects_a_point(login):
     done = login.send("-m", "run.name=x,y", "hardware.processes_per_node=1", "hardware.nodes=99")
     assert done.returncode == 2, done.stdout
@@ -144,6 +145,7 @@ def test_name_the_option_that_slurm_rejects(login):
     assert "Slurm rejects the job: sbatch: unrecognized option '--foo=1'" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_does_not_interrupt_a_submission(login):
     arguments = [sys.executable, "-m", "hlat.train", "-m", "hydra/launcher=slurm", *login.small]
     arguments += ["run.name=a,b,c", "+hydra.launcher.options.hold=true"]

@@ -105,6 +105,7 @@ def dry_run(environment: Path, wheels: Path) -> tuple["subprocess.CompletedProce
         "2.9",
     ],
 )
+@pytest.mark.slow
 def test_torch_is_never_replaced(release: str, wheels: Path, tmp_path: Path) -> None:
     environment = make_environment(tmp_path / "environment", release)
     listed = pip(environment, "list", "--format=freeze").stdout.splitlines()
@@ -123,6 +124,7 @@ def test_torch_is_never_replaced(release: str, wheels: Path, tmp_path: Path) -> 
         assert f"torch=={SDK[release]['torch']}" in done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_without_constraints_torch_would_be_replaced(
     wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

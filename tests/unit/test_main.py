@@ -60,6 +60,7 @@ def test_an_unknown_command_is_an_error_that_suggests_the_nearest(hlat_command) 
     assert "trian is not a command; did you mean train?" in done.stderr
 
 
+@pytest.mark.slow
 def test_arguments_reach_the_command(hlat_command) -> None:
     done = hlat_command("train", "model=7b", "--cfg", "job")
     assert done.returncode == 0, done.stderr

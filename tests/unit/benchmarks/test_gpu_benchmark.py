@@ -38,6 +38,7 @@ def test_a_part_that_fails_is_recorded_and_the_next_one_runs(settings, monkeypat
     assert written["third"] == {"kept": 1}
 
 
+@pytest.mark.slow
 def test_a_script_that_exceeds_its_time_is_killed(settings, monkeypatch, tmp_path):
     (tmp_path / "slow.py").write_text("import time; time.sleep(60)")
     (tmp_path / "wrong.py").write_text("raise ValueError('of the script')")
@@ -77,6 +78,7 @@ def test_a_later_call_keeps_rows_that_it_did_not_measure():
     assert [each["first_loss"] for each in merged] == [1.0, 3.0]
 
 
+@pytest.mark.slow
 def test_missing_packages_are_installed_from_wheels(tmp_path):
     wheels, target = tmp_path / "wheels", tmp_path / "target"
     wheels.mkdir()

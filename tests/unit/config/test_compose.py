@@ -15,6 +15,7 @@ print(compose_config(["model=tiny"], return_hydra_config=True).hydra.launcher._t
 """
 
 
+@pytest.mark.slow
 def test_launchers_of_a_checkout_that_is_not_installed() -> None:
     paths = [str(ROOT), sysconfig.get_path("purelib")]
     finished = subprocess.run(

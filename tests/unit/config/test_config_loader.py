@@ -5,12 +5,19 @@ from pathlib import Path
 
 import pytest
 
+from hlat.config import config_loader, renamed_keys
 from hlat.config.compose import compose_config
 from hlat.config.config_errors import ConfigError
 from hlat.config.data import SourceConfig
 from hlat.config.resolve import convert_to_dataclasses
 
 SOURCE = SourceConfig(paths=["x.arrow"], weight=0.3)
+
+
+@pytest.fixture(autouse=True)
+def _warn_again() -> None:
+    renamed_keys.print_once.cache_clear()
+    config_loader.forget_compositions()
 
 
 @pytest.mark.parametrize(
@@ -65,3 +72,32 @@ def test_a_renamed_choice_works_with_a_warning(capsys, monkeypatch, tmp_path: Pa
     (tmp_path / "optimizer/tiny.yaml").write_text("lr: 5e-3\n")  # a file of the user has its name
     assert compose_config(["model=nano"]).optimizer.lr == 5e-3
     assert capsys.readouterr().err == ""
+
+
+def test_compositions_of_a_process_are_independent(monkeypatch, tmp_path: Path) -> None:
+    first = compose_config(["model=tiny"], return_hydra_config=True)
+    first.model.num_layers = 77
+    first.data.sources = {}
+    monkeypatch.chdir(tmp_path)
+    second = compose_config(["model=tiny", "optimizer.lr=0.5"], return_hydra_config=True)
+    third = compose_config(["model=tiny"], return_hydra_config=True)
+    assert third.model.num_layers != 77
+    assert third.data.sources
+    assert (second.optimizer.lr, third.optimizer.lr) == (0.5, 2e-3)
+    assert first.hydra.runtime.cwd != third.hydra.runtime.cwd == str(tmp_path)
+    assert third.hydra.overrides.task == ["model=tiny"]
+
+
+def test_a_changed_file_of_the_user_is_read_again(monkeypatch, tmp_path: Path) -> None:
+    file = tmp_path / "optimizer" / "mine.yaml"
+    file.parent.mkdir()
+    monkeypatch.setattr(sys, "argv", ["hlat", "--config-dir", str(tmp_path)])
+    for lr in (1e-3, 2e-3):
+        file.write_text(f"lr: {lr}\n")
+        assert compose_config(["optimizer=mine"]).optimizer.lr == lr
+
+
+def test_other_hardware_of_this_machine_is_composed_again(monkeypatch) -> None:
+    for preset in ("cpu", "rtx_4090"):
+        monkeypatch.setattr("hlat.config.compose.choose_local_hardware", lambda name=preset: name)
+        assert compose_config(["hardware=local"]).hardware.name == preset

@@ -117,6 +117,7 @@ def recipe(tmp_path, monkeypatch) -> str:
     return "extensions=[recipe.py]"
 
 
+@pytest.mark.slow
 def test_compose_with_a_recipe(recipe) -> None:
     extensions.load_from_command_line([recipe])
     config = resolve_config(compose_config([recipe, "precision=mine"]))
@@ -161,6 +162,7 @@ def test_no_file_can_name_an_extension(gate) -> None:
         compose_config([gate])
 
 
+@pytest.mark.slow
 def test_the_content_is_part_of_the_identity_of_a_run(gate, monkeypatch, tmp_path) -> None:
     names, identities = [], []
     for content in (GATE, GATE, GATE + "\n"):

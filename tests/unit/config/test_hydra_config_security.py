@@ -119,6 +119,7 @@ def test_code_is_rejected_before_it_runs(tmp_path: Path, hlat: Entry, case: str)
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_an_override_that_names_code_is_rejected(hlat: Entry) -> None:
     done = hlat("train", "+hydra.callbacks.x._target_=pathlib.Path.cwd")
     assert (done.returncode, done.stdout) == (2, "")
@@ -137,6 +138,7 @@ IMPORTED = {
 
 
 @pytest.mark.parametrize("case", IMPORTED)
+@pytest.mark.slow_after(3)
 def test_refuse_to_import_a_package_or_unpickle_a_file(
     tmp_path: Path, hlat: Entry, case: str
 ) -> None:
@@ -151,6 +153,7 @@ def test_refuse_to_import_a_package_or_unpickle_a_file(
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_settings_of_hydra_still_work(hlat: Entry) -> None:
     arguments = ["hydra.verbose=true", "hydra.job_logging.root.level=DEBUG", "hydra.sweep.subdir=x"]
     done = hlat("train", "--cfg", "hydra", *arguments)

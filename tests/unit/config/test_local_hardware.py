@@ -79,6 +79,7 @@ def test_a_gpu_that_is_not_used(write_program, monkeypatch) -> None:
     assert choose_local_hardware() == "cpu"
 
 
+@pytest.mark.slow
 def test_the_default_has_the_detected_gpu_and_its_precision(write_program) -> None:
     """Keep the number of processes open, and the choices of the command line."""
     write_program("nvidia-smi", "NVIDIA H200")

@@ -38,6 +38,7 @@ def test_overrides_restore_a_changed_model(compose, preset: str, name: str | Non
     assert found == model
 
 
+@pytest.mark.slow
 def test_a_model_with_another_name_is_the_default_with_its_settings(compose) -> None:
     model = convert_to_dataclasses(compose("model=gemma3_desk", "model.name=mine")).model
     overrides = format_model_overrides(model)

@@ -7,7 +7,13 @@ import pytest
 from omegaconf import OmegaConf
 
 from hlat.checkpoint.training_state import TrainingState
-from hlat.config import frozen_config, recorded_config, renamed_keys, run_identity
+from hlat.config import (
+    config_loader,
+    frozen_config,
+    recorded_config,
+    renamed_keys,
+    run_identity,
+)
 from hlat.config.compose import compose_config
 from hlat.config.hydra_errors import list_config_keys
 from hlat.config.precision import Dtype
@@ -32,6 +38,7 @@ GLOBAL = "# @package _global_\n"
 @pytest.fixture(autouse=True)
 def _warn_again() -> None:
     renamed_keys.print_once.cache_clear()
+    config_loader.forget_compositions()
 
 
 @pytest.fixture
@@ -99,6 +106,7 @@ def test_experiment_of_the_user(conf, capsys) -> None:
     assert "precision.reduction is now precision.reduce_dtype" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_records_of_an_earlier_version(compose, tmp_path, capsys) -> None:
     composed = compose("precision=mixed", "+study.baseline={precision.param_dtype: bf16}")
     present = OmegaConf.to_yaml(composed)

@@ -245,6 +245,7 @@ def test_each_check_compares_other_documents(tmp_path: Path, write_arrow, monkey
         corpus.validate_content()
 
 
+@pytest.mark.slow
 def test_more_files_than_may_be_open(tmp_path: Path, write_arrow) -> None:
     first = write_arrow(tmp_path / "0.arrow", ["text"] * 3)
     for number in range(1, 200):
@@ -264,6 +265,7 @@ def test_more_files_than_may_be_open(tmp_path: Path, write_arrow) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("compression", [None, "lz4"])
+@pytest.mark.slow_after(2)
 def test_damaged_files_are_rejected_or_read_within_their_bounds(
     tmp_path: Path, stream: bool, compression: str | None, write_arrow, make_documents
 ) -> None:

@@ -335,6 +335,7 @@ def test_batch_with_bos_equals_a_manually_built_one(corpora, open_loader, with_b
 
 @pytest.mark.parametrize("num_ranks", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.slow_after(2)
 def test_global_batches_with_bos_do_not_depend_on_ranks_or_workers(
     open_loader, with_bos, num_ranks: int, workers: int
 ) -> None:

@@ -2,6 +2,7 @@
 
 import random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -63,6 +64,7 @@ shares = st.lists(st.floats(0.001, 1), min_size=1, max_size=20).map(
 
 @settings(max_examples=100)
 @given(shares=shares, seed=st.integers(0, 99), shortest=st.sampled_from([1, 500, 1024]))
+@pytest.mark.slow
 def test_tokens_of_sources_deviate_by_at_most_one_segment(shares, seed, shortest) -> None:
     """Selecting the source with the largest deficit would exceed one segment."""
     rng = random.Random(seed)

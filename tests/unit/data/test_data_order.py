@@ -201,6 +201,7 @@ WITH_WORKERS = settings(ANY_RUN, phases=[Phase_.explicit, Phase_.generate])
 
 @settings(WITH_WORKERS, max_examples=2)
 @given(parameters=generate_runs(), workers=st.integers(1, 3))
+@pytest.mark.slow
 def test_runs_with_workers_equal_the_reference(tmp_path_factory, parameters, workers) -> None:
     parameters["attempts"] = parameters["attempts"][:2]
     check_run(tmp_path_factory.mktemp("run"), parameters, workers)

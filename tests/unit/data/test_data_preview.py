@@ -1,5 +1,7 @@
 """Test that a preview shows the training text and its document boundaries."""
 
+import pytest
+
 from hlat.config.batch import BatchConfig
 from hlat.config.phase import PhaseConfig, PhaseStage
 from hlat.data.data_preview import render_preview
@@ -38,6 +40,7 @@ def test_bos_is_printed_at_the_start_of_its_document(corpora, bos_tokenizer_file
     assert f"-- {eos} ".ljust(80, "-") in lines
 
 
+@pytest.mark.slow
 def test_preview_does_not_start_training(hlat, small, tmp_path) -> None:
     done = hlat("train", *small, "data.preview=1")
     assert (done.returncode, done.stderr) == (0, "")

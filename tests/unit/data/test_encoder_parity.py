@@ -146,6 +146,7 @@ FAMILIES = [_gpt2, _llama3, _qwen, _metaspace, _llama2]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.slow_after(2)
 def test_families_of_tokenizers_pass(family, documents, tmp_path) -> None:
     encoders = _open_encoders(family(documents), tmp_path)
     assert max(map(len, encoders[0].encode(documents))) > 200

@@ -125,11 +125,13 @@ def two_rounds() -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
 def test_small_sizes_are_bijections() -> None:
     for size in range(1, 4097):
         assert is_bijective(size), size
 
 
+@pytest.mark.slow
 def test_sizes_around_powers_of_two_are_bijections() -> None:
     assert {65_537, 262_145, 1_048_577} <= set(get_edge_sizes(13, 20))
     for size in get_edge_sizes(13, 20):
@@ -249,6 +251,7 @@ def test_ten_billion_elements_use_no_memory() -> None:
     assert peak < 100_000
 
 
+@pytest.mark.slow
 def test_orders_of_few_elements_are_equally_likely() -> None:
     keys = [Permutation(4, ("few", key)) for key in range(1200)]
     orders = Counter(tuple(permutation(i) for i in range(4)) for permutation in keys)

@@ -66,6 +66,7 @@ def test_02_text_without_spaces_is_measured_in_tokens(one_source) -> None:
     assert loader.compute_ledger()["alpha"]["documents"] <= S
 
 
+@pytest.mark.slow
 def test_03_long_documents_are_read_in_order(one_source) -> None:
     """Documents over 500,000 characters were split anywhere, last part first, with EOS between."""
     document = " ".join(f"word{i}" for i in range(70_000))

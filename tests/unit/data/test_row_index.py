@@ -140,6 +140,7 @@ def test_indices_of_another_format_are_not_used(
     assert row_index.find_row_index(DataFile.from_path(path), "text") is None
 
 
+@pytest.mark.slow
 def test_damaged_indices_are_not_used(tmp_path: Path, cache_dir, write_arrow) -> None:
     path = write_arrow(tmp_path / "a.arrow", ["a", "b"], rows_per_batch=1)
     row_index.save_row_index(row_index.build_row_index(path, "text"), path, "text")

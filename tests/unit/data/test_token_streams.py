@@ -59,6 +59,7 @@ def test_stream_of_one_source_contains_consecutive_documents(corpora, eos) -> No
         assert rows[number].tolist() == setting.documents("alpha", number, 400)[: 100 * LENGTH]
 
 
+@pytest.mark.slow
 def test_every_document_occurs_once_per_epoch(corpora, eos) -> None:
     """Split each stream at its EOS tokens and count the documents of the first epochs."""
     corpora.write("alpha", [f"document {i}" for i in range(40)])
@@ -77,6 +78,7 @@ def test_every_document_occurs_once_per_epoch(corpora, eos) -> None:
         assert set(counts.values()) == {1}
 
 
+@pytest.mark.slow
 def test_proportions_are_exact_to_one_segment_with_long_documents(corpora, eos) -> None:
     corpora.write("beta", ["giant " * 20_000, *corpora.documents["beta"]] * 2)
     setting = Setting(corpora, eos)
@@ -89,6 +91,7 @@ def test_proportions_are_exact_to_one_segment_with_long_documents(corpora, eos) 
                 assert abs(read[name] - share * (start + 50) * LENGTH) <= 4 * LENGTH
 
 
+@pytest.mark.slow
 def test_stage_starts_with_its_first_sequence_and_drops_no_tokens(corpora, eos) -> None:
     stages = [
         PhaseStage("one", 20 * S * LENGTH, {"alpha": 1.0}),
@@ -175,6 +178,7 @@ def with_bos(eos, bos, bos_tokenizer_file) -> Tokenizer:
     return Tokenizer(str(bos_tokenizer_file), ".", eos, bos_token=bos)
 
 
+@pytest.mark.slow
 def test_every_document_starts_with_one_bos(corpora, eos, bos, with_bos, monkeypatch) -> None:
     """Compare with the tokens of whole documents, also after a restart within a chunk."""
     documents = ["short", "", "word (and) more, " * 300, None, "木" * 40, f"{bos} in a text"]
@@ -245,6 +249,7 @@ def test_sources_change_within_a_sequence_only_after_eos(corpora, eos) -> None:
     assert letters == {"", "a", "b"}
 
 
+@pytest.mark.slow
 def test_source_without_tokens_is_an_error(corpora, eos) -> None:
     corpora.write("alpha", [f"some text {i}" for i in range(40)])
     setting = Setting(corpora, eos, {"alpha": 1.0})

@@ -38,6 +38,7 @@ def read_rows(loader, steps):
     return [loader.next_batch().tokens for _ in range(steps)]
 
 
+@pytest.mark.slow
 def test_killed_workers_lose_no_batch(corpora, open_loader, caplog) -> None:
     plain = open_loader(corpora.data())
     expected = read_rows(plain, 30)
@@ -55,6 +56,7 @@ def test_killed_workers_lose_no_batch(corpora, open_loader, caplog) -> None:
     }
 
 
+@pytest.mark.slow
 def test_signals_of_the_trainer_do_not_stop_workers(corpora, open_loader, caplog) -> None:
     one = open_loader(corpora.data(workers=1, prefetch=1))
     read_rows(one, 1)
@@ -66,6 +68,7 @@ def test_signals_of_the_trainer_do_not_stop_workers(corpora, open_loader, caplog
     assert not caplog.records
 
 
+@pytest.mark.slow
 def test_repeated_worker_failures_are_an_error_with_a_remedy(
     corpora, open_loader, monkeypatch
 ) -> None:
@@ -79,6 +82,7 @@ def test_repeated_worker_failures_are_an_error_with_a_remedy(
     assert one.next_batch().tokens.shape == (4, 32)
 
 
+@pytest.mark.slow
 def test_errors_of_workers_are_raised(corpora, open_loader) -> None:
     one = open_loader(corpora.data(workers=1))
     for name in ("a", "b"):
@@ -87,6 +91,7 @@ def test_errors_of_workers_are_raised(corpora, open_loader) -> None:
         one.next_batch()
 
 
+@pytest.mark.slow
 def test_close_stops_the_processes(corpora, open_loader) -> None:
     one = open_loader(corpora.data(workers=3, prefetch=4))
     read_rows(one, 2)
@@ -97,6 +102,7 @@ def test_close_stops_the_processes(corpora, open_loader) -> None:
     assert not any(map(is_running, processes))
 
 
+@pytest.mark.slow
 def test_workers_are_limited_to_the_number_of_rows(corpora, open_loader) -> None:
     one = open_loader(corpora.data(workers=9), dp_rank=1, dp_world_size=2)
     read_rows(one, 1)
@@ -104,6 +110,7 @@ def test_workers_are_limited_to_the_number_of_rows(corpora, open_loader) -> None
 
 
 @pytest.mark.parametrize("stop", [False, True])
+@pytest.mark.slow_after(1)
 def test_a_killed_trainer_leaves_no_process_and_no_memory(corpora, tmp_path, stop: bool) -> None:
     """Include a stopped worker, which does not receive the end of its standard input."""
     program = f"""
@@ -157,6 +164,7 @@ def test_files_added_during_a_run_are_an_error(corpora, open_loader) -> None:
     np.testing.assert_array_equal(read_rows(one, 3), read_rows(expected, 3))
 
 
+@pytest.mark.slow
 def test_workers_do_not_import_from_the_working_directory(
     corpora, open_loader, tmp_path, monkeypatch
 ) -> None:

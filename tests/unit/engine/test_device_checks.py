@@ -70,6 +70,7 @@ def test_compilation_is_not_timed(compiled_calls: set[int]) -> None:
     assert flops_per_s > 8 * 2 * 256**3 / COMPILE_S, "eight matmuls are faster than a compilation"
 
 
+@pytest.mark.slow
 def test_compilation_of_each_operator_is_not_timed() -> None:
     """TorchNeuron compiles an operator when it is called first with these shapes."""
 

@@ -120,6 +120,7 @@ WRONG = {
 
 @needs_sandbox
 @pytest.mark.parametrize(("completion", "why"), WRONG.values(), ids=WRONG)
+@pytest.mark.slow_after(6)
 def test_wrong_completion_fails(completion, why):
     result = humaneval.run_problem_tests(ADD, completion, CONSENT)
     assert result.exit_code != PASSED_EXIT_CODE
@@ -127,6 +128,7 @@ def test_wrong_completion_fails(completion, why):
 
 
 @needs_sandbox
+@pytest.mark.slow
 def test_sleeping_completion_fails():
     settings = dataclasses.replace(CONSENT, limits=ResourceLimits(seconds=2))
     result = humaneval.run_problem_tests(ADD, "    import time\n    time.sleep(99)\n", settings)

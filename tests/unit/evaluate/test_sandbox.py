@@ -79,6 +79,7 @@ def test_network_is_unreachable(tmp_path):
     abstract.close()
 
 
+@pytest.mark.slow
 def test_user_files_are_unreadable(tmp_path):
     secret = tmp_path / "secret"
     secret.write_text("a token")
@@ -433,6 +434,7 @@ def test_unusable_bwrap_is_refused(monkeypatch, tmp_path):
         sandbox.validate_isolation()
 
 
+@pytest.mark.slow
 def test_weak_sandbox():
     program = "import os; print(os.environ.get('PATH'), os.listdir('.'), os.getcwd() == os.environ['HOME'])"
     assert run_program(program, isolated=False).output == "None [] True\n"

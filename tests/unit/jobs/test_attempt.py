@@ -182,6 +182,7 @@ def test_requeue_ignores_the_signal_of_slurm(evaluation, tmp_path, monkeypatch):
     assert log.read_text() == "requeue 7\nupdate JobId=7 ExcNodeList=n1\n"
 
 
+@pytest.mark.slow
 def test_requeue_a_run_that_has_not_stopped_before_its_time_limit(
     evaluation, tmp_path, monkeypatch, capsys
 ):

@@ -116,6 +116,7 @@ CONTRADICTIONS = {
 
 
 @pytest.mark.parametrize("name", CONTRADICTIONS)
+@pytest.mark.slow_after(5)
 def test_contradictory_settings_are_rejected(name, tmp_path, capsys):
     settings, problem = CONTRADICTIONS[name]
     assert cluster.main([*TRN1, *SITE, *settings, "--output", str(tmp_path / "new")]) == 2

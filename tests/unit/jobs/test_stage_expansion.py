@@ -77,6 +77,7 @@ def test_a_stage_that_its_source_does_not_allow_is_rejected(tmp_path: Path) -> N
     )
 
 
+@pytest.mark.slow
 def test_only_changed_stages_have_another_digest(tmp_path: Path) -> None:
     before = {job.name: job.digest for job in expand(tmp_path).jobs}
     changes = (("limit: 3", "limit: 4"), ("[run.steps=60]", "[run.steps=60, optimizer.lr=1e-4]"))

@@ -70,6 +70,7 @@ def test_the_name_of_an_archive_depends_on_its_content(archive):
     assert not [name for name in names if name.startswith("launchers")]
 
 
+@pytest.mark.slow
 def test_the_next_process_removes_the_directory_of_a_killed_one(archive, tmp_path):
     command = [sys.executable, str(archive), "hlat.show", "wait"]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
@@ -87,6 +88,7 @@ def test_the_next_process_removes_the_directory_of_a_killed_one(archive, tmp_pat
     assert not folder.exists()
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_avoided(archive, tmp_path, monkeypatch):
     full, free = tmp_path / "full", tmp_path / "free"
     full.mkdir()
@@ -111,6 +113,7 @@ def test_a_full_disk_is_avoided(archive, tmp_path, monkeypatch):
     assert Path(_code_archive_main.extract(str(archive))).parent == tmp_path
 
 
+@pytest.mark.slow
 def test_attempts_of_jobs_run_inside_of_the_archive(archive):
     """Only other modules run from extracted files; the archive has no files that a module reads."""
     done = run(archive, "hlat.jobs.attempt", "nowhere")

@@ -211,6 +211,7 @@ def test_time_left_of_a_sweep_counts_running_and_waiting_points(task):
     assert time_left.estimate() == pytest.approx(2)
 
 
+@pytest.mark.slow
 def test_each_device_is_assigned_once(task):
     script = "import os, sys, time; print(os.environ['CUDA_VISIBLE_DEVICES']); time.sleep(0.4)"
     need = ResourceRequest(num_processes=2, threads_per_process=1, memory_bytes=0, num_devices=2)
@@ -233,6 +234,7 @@ def test_no_point_starts_after_an_interrupted_one(task):
     assert run_pool("raise SystemExit(75)", build_budget(1), tasks) == {0: ExitCode.PREEMPTED}
 
 
+@pytest.mark.slow
 def test_a_signal_is_forwarded_once_and_no_point_starts(task):
     tasks = [(task(i, word), ONE_CORE) for i, word in enumerate("abc")]
     before = signal.getsignal(signal.SIGUSR2)

@@ -267,6 +267,7 @@ def test_compiled(case: Case, checkpointed: bool) -> None:
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # opcheck of torch 2.14
 @pytest.mark.parametrize("case", ALL_FEATURES)
+@pytest.mark.slow_after(2)
 def test_operators_satisfy_the_requirements_of_torch(case: Case) -> None:
     q, k, v, *sinks = case.build_inputs()
     key_range = case.build_key_range() or KeyRange()
@@ -416,6 +417,7 @@ def peak_memory(work: Callable[[], object]) -> int:
         Case(1, 1, 2, 16, document_length=500, window=700, softcap=2.0),
     ],
 )
+@pytest.mark.slow
 def test_memory_is_linear_in_the_length(case: Case) -> None:
     def measure(num_tokens: int) -> int:
         longer = Case(**{**vars(case), "num_tokens": num_tokens})

@@ -22,6 +22,7 @@ def config(compose):
     return lambda *overrides: OmegaConf.to_object(compose(*overrides))
 
 
+@pytest.mark.slow
 def test_layouts_are_unique_and_use_all_processes(config):
     run = config("model=7b", "hardware=trn1_32xl", "hardware.nodes=4")
     result = [tuple(one.overrides) for one in search_layouts(run)]
@@ -30,6 +31,7 @@ def test_layouts_are_unique_and_use_all_processes(config):
         assert 128 % (one.parallelism.tp * one.parallelism.pp) == 0
 
 
+@pytest.mark.slow
 def test_found_layouts_are_valid_with_the_estimates_of_the_planner(compose, config):
     args = (*LARGE, "hardware.nodes=32")
     result = search_layouts(config(*args))
@@ -57,6 +59,7 @@ def test_layout_of_the_paper_is_found(config):
     assert nearest.fits
 
 
+@pytest.mark.slow
 def test_nodes_are_doubled_until_a_layout_fits(config):
     small_config = config(*LARGE, "precision=mixed", "hardware.nodes=1")
     assert not any(one.fits for one in search_layouts(small_config))
@@ -66,6 +69,7 @@ def test_nodes_are_doubled_until_a_layout_fits(config):
     assert search_more_nodes(config("hardware.memory_gib=0.001")) == []
 
 
+@pytest.mark.slow
 def test_problems_of_invalid_layouts(config):
     (problem,) = find_layout_problems(config(*LARGE, "hardware.nodes=4"))
     assert problem.startswith("parallelism.tp=32 x pp=8 needs a multiple of 256 processes")

@@ -174,6 +174,7 @@ def test_missing_directory_is_an_error(tmp_path, capsys):
     assert capsys.readouterr().err == expected
 
 
+@pytest.mark.slow
 def test_torch_is_not_imported_nor_heavy_libraries_for_help():
     program = (
         "import contextlib, sys\n"
@@ -257,11 +258,13 @@ def test_printed_command_composes(nxdt_file, capsys, compose):
     assert "  data.train_dir=/tokens  hlat reads text" in rest[2]
 
 
+@pytest.mark.slow
 def test_file_as_separate_argument(nxdt_file, capsys):
     assert plan.main(["from_nxdt", str(nxdt_file)]) == 0
     assert "model=1b" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_config_json_is_not_read_for_megatron_models(nxdt_file, capsys):
     nxdt_file.write_text(RUN.replace("source: hf", "source: megatron"))
     assert plan.main([f"from_nxdt={nxdt_file}"]) == 2
@@ -282,6 +285,7 @@ def test_configuration_files_of_the_user_are_searched(tmp_path, monkeypatch, cap
     assert f"--config-dir: {tmp_path}/none is not a directory" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_errors_of_training_are_printed(nxdt_file, capsys):
     nxdt_file.write_text(
         RUN.replace("tensor_model_parallel_size: 8", "tensor_model_parallel_size: 3")
@@ -291,12 +295,14 @@ def test_errors_of_training_are_printed(nxdt_file, capsys):
     assert "  parallelism.tp=3 does not divide model.num_attention_heads=32; use 1, 2" in refused
 
 
+@pytest.mark.slow
 def test_value_of_another_type_is_rejected(nxdt_file, capsys):
     nxdt_file.write_text(RUN.replace("max_steps: 100", "max_steps: soon"))
     assert plan.main([f"from_nxdt={nxdt_file}"]) == 2
     assert "  schedule.total_steps=soon: Value 'soon'" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_missing_sizes_are_errors(nxdt_file, capsys):
     (nxdt_file.parent / "sizes.json").unlink()
     assert plan.main([f"from_nxdt={nxdt_file}"]) == 2
@@ -341,6 +347,7 @@ def test_error_of_an_invalid_config_json_is_one_line(nxdt_file, capsys, text):
     )
 
 
+@pytest.mark.slow
 def test_content_of_a_file_is_escaped(nxdt_file, capsys, monkeypatch):
     monkeypatch.setenv("PLANTED", "a-secret")
     secret = "${oc.env:PLANTED}"
@@ -384,6 +391,7 @@ def test_documentation_contains_the_output_of_a_plan(capsys):
         assert f"    {line}".rstrip() in [row.rstrip() for row in page.splitlines()] or not line
 
 
+@pytest.mark.slow
 def test_plan_that_does_not_fit_lists_layouts_that_fit(capsys):
     assert plan.main(ON_FOUR) == 2
     out = capsys.readouterr().out
@@ -401,6 +409,7 @@ def test_plan_that_does_not_fit_lists_layouts_that_fit(capsys):
     assert all(one["fits"] for one in result["nearest"])
 
 
+@pytest.mark.slow
 def test_the_nearest_layouts_are_plans_that_fit(capsys):
     arguments = ["experiment=hlat_7b", "parallelism.tp=2", "--json"]
     assert plan.main(arguments) == 2
@@ -413,6 +422,7 @@ def test_the_nearest_layouts_are_plans_that_fit(capsys):
     assert again["throughput"]["step"]["total"] == best["step_seconds"]
 
 
+@pytest.mark.slow
 def test_a_search_ranks_layouts_that_fit_by_speed(capsys):
     arguments = ["model=70b", "hardware=trn1_32xl", "hardware.nodes=32", "search=true"]
     assert plan.main([*arguments, "--json"]) == 0

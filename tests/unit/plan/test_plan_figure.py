@@ -31,6 +31,7 @@ def record(config: DictConfig | str, metrics: list[dict[str, Any]]) -> RunRecord
     return RunRecord("run", metrics, [], text, {}, 0)
 
 
+@pytest.mark.slow
 def test_comparison_contains_planned_terms_and_measured_values(
     compose: Callable[..., DictConfig],
 ) -> None:

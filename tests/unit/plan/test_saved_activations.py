@@ -30,6 +30,7 @@ TOLERANCE = 0.03
 
 @pytest.mark.parametrize("recipe", ["bf16", pytest.param("fp32", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.slow_after(7)
 def test_saved_bytes_of_every_layer(compose, variant, recipe) -> None:
     composed = resolve_config(
         compose(

@@ -156,6 +156,7 @@ def test_norm_of_rounding_errors_of_a_matrix(probability: float) -> None:
     assert float(torch.linalg.matrix_norm(errors, 2)) == pytest.approx(independent, rel=0.05)
 
 
+@pytest.mark.slow
 def test_elements_and_pairs_are_uncorrelated_over_counters() -> None:
     count = 1 << 14
     draws = expand(

@@ -200,6 +200,7 @@ def test_damaged_lines_have_a_location_and_reason(tmp_path: Path, line: bytes, r
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".zst", ".bz2"])
+@pytest.mark.slow_after(1)
 def test_documents_before_a_truncation_are_read(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"a.jsonl{suffix}"
     rng = random.Random(1)

@@ -11,6 +11,7 @@ from hlat.prepare import embedded_tokenizer as train_tokenizer
 
 @pytest.mark.xdist_group("embedded")
 @pytest.mark.usefixtures("embedded_folder")
+@pytest.mark.slow
 def test_a_small_vocabulary_is_trained_and_reported(tmp_path: Path, monkeypatch, capsys, eos):
     def few(sources):
         return (

@@ -301,6 +301,7 @@ def test_invalid_settings_are_one_message(run, tmp_path: Path, setting: str, mes
     assert "Traceback" not in errors
 
 
+@pytest.mark.slow
 def test_documents_in_other_languages_are_removed(run, tmp_path: Path) -> None:
     (tmp_path / "texts").mkdir()
     english = "The committee will meet on Thursday to discuss the results of the experiment."
@@ -375,6 +376,7 @@ def test_earlier_output_within_the_input_is_no_unsupported_file(run, tmp_path: P
 
 
 @pytest.mark.usefixtures("small_jobs")
+@pytest.mark.slow
 def test_output_is_independent_of_interruptions(run, input_dir: Path, monkeypatch) -> None:
     """Interrupt each attempt at one of the durable renames."""
     assert run("texts", *SETTINGS, "output=data/whole", "workers=1")[0] == 0

@@ -99,6 +99,7 @@ def test_documents_are_in_the_order_of_their_files(root: Path, documents) -> Non
     assert names == {"manifest.json", *(one.name for one in manifest.records)}
 
 
+@pytest.mark.slow
 def test_output_is_independent_of_the_number_of_workers(root: Path, monkeypatch) -> None:
     monkeypatch.undo()  # other processes are not patched
     monkeypatch.setattr(conversion_job, "TARGET_JOB_BYTES", 20_000)
@@ -185,6 +186,7 @@ def _run_program(root: Path, program: str, *arguments: str) -> "subprocess.Compl
     )
 
 
+@pytest.mark.slow
 def test_output_is_identical_after_kills_at_every_rename(root: Path) -> None:
     """Kill each attempt one rename later than the previous one, which it continues."""
     _prepare(root, "whole")

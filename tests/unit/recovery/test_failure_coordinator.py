@@ -69,6 +69,7 @@ def test_all_nodes_get_the_cause_and_the_decision(coordinators, failures, cause,
     assert all(coordinator.has_failure() for coordinator in coordinators)
 
 
+@pytest.mark.slow
 def test_a_missing_node_prevents_a_restart(coordinators):
     decisions = resolve_failures(coordinators, {0: None, 2: RAISED}, restart=True)
     assert decisions[0] == decisions[2]
@@ -77,6 +78,7 @@ def test_a_missing_node_prevents_a_restart(coordinators):
     assert not restart
 
 
+@pytest.mark.slow
 def test_nodes_exit_without_the_first_node(coordinators):
     decisions = resolve_failures(coordinators, {1: None, 2: RAISED}, restart=True)
     assert decisions[1] == (Failure("connection to the first node, first, lost"), False)

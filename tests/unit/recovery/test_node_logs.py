@@ -30,6 +30,7 @@ def run_workers(logs: NodeLogs, ranks: range) -> None:
 # TorchElastic does not close the files of its workers
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.slow
 def test_a_node_has_one_log_file_with_the_lines_of_all_ranks(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     (tmp_path / "local").mkdir()

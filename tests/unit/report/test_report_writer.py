@@ -264,6 +264,7 @@ def test_data_of_the_page_equal_logged_values(finished: Path) -> None:
     assert [one["label"] for one in data["heldout"]["series"]] == ["code", "docs", "mean"]
 
 
+@pytest.mark.slow
 def test_a_long_run_is_thinned_and_its_loss_smoothed_from_all_rows(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", steps=6001)
     text = read_page(run).text
@@ -279,6 +280,7 @@ def test_a_long_run_is_thinned_and_its_loss_smoothed_from_all_rows(tmp_path: Pat
     assert loss["means"]["steps"][0] == 2
 
 
+@pytest.mark.slow
 def test_scores_of_checkpoints_are_over_tokens_with_errors(run: Path) -> None:
     scored = [
         event_row("score", 20, tokens=81_920, scores={"arc": 0.25, "mmlu": 0.3}, stderr={"arc": 0.02}),
@@ -313,6 +315,7 @@ def test_tables_are_accessible(finished: Path) -> None:
     assert all("scope" in attributes for attributes in page.attributes("th"))
 
 
+@pytest.mark.slow
 def test_output_is_deterministic(run: Path) -> None:
     first = write_report(run).read_bytes()
     figure = (run / "figures" / "loss.svg").read_bytes()
@@ -321,6 +324,7 @@ def test_output_is_deterministic(run: Path) -> None:
     assert not list(run.rglob("*.tmp"))
 
 
+@pytest.mark.slow
 def test_text_from_files_is_escaped(tmp_path: Path) -> None:
     attack = "\"'><script>alert(1)<script>&amp;"
     run = make_run(tmp_path / attack)
@@ -339,6 +343,7 @@ def test_text_from_files_is_escaped(tmp_path: Path) -> None:
         ElementTree.parse(path)
 
 
+@pytest.mark.slow
 def test_mathtext_in_a_source_name_is_escaped(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     bits = evaluation(50, 2.0)
@@ -350,6 +355,7 @@ def test_mathtext_in_a_source_name_is_escaped(tmp_path: Path) -> None:
     assert ">_hidden<" in svg
 
 
+@pytest.mark.slow
 def test_partial_lines_are_counted_and_others_are_read(run: Path) -> None:
     with (run / "metrics.jsonl").open("ab") as file:
         file.write(b'{"step": 51, "tok\xff')
@@ -363,6 +369,7 @@ def test_partial_lines_are_counted_and_others_are_read(run: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["config.yaml", "provenance.json", "metrics.jsonl", "events.jsonl"]
 )
+@pytest.mark.slow_after(1)
 def test_any_file_may_be_empty_or_missing(run: Path, name: str) -> None:
     (run / name).write_text("")
     read_page(run)
@@ -385,6 +392,7 @@ def test_a_single_evaluation_before_the_first_step_is_shown(tmp_path: Path) -> N
     assert "code 7.800 7.800 3.900 3.900" in read_page(tmp_path).text
 
 
+@pytest.mark.slow
 def test_frequent_events_are_grouped_and_rare_ones_are_in_order(run: Path) -> None:
     spikes = [event_row("spike", step, grad_norm=9.0) for step in range(10, 50, 10)]
     write_lines(run / "events.jsonl", [event_row("start", 0), *spikes, event_row("finish", 50)])
@@ -395,6 +403,7 @@ def test_frequent_events_are_grouped_and_rare_ones_are_in_order(run: Path) -> No
     assert " spike " not in in_order
 
 
+@pytest.mark.slow
 def test_header_contains_size_learning_rate_and_batch(
     run: Path, compose: Callable[..., DictConfig]
 ) -> None:
@@ -405,18 +414,21 @@ def test_header_contains_size_learning_rate_and_batch(
     assert "Batch 4 x 256 = 1,024 tokens" in text
 
 
+@pytest.mark.slow
 def test_killed_run_is_not_finished(run: Path) -> None:
     with (run / "events.jsonl").open("a") as file:
         file.write(json.dumps(event_row("resume", 50, attempt=3)) + "\n")
     assert "Ended no end is recorded" in read_page(run).text
 
 
+@pytest.mark.slow
 def test_reason_of_the_end_is_displayed(run: Path) -> None:
     rows = [event_row("interrupt", 30, signal="SIGTERM"), event_row("resume", 30)]
     write_lines(run / "events.jsonl", [*rows, event_row("diverge", 31, loss="nan")])
     assert "Ended diverge; loss: nan" in read_page(run).text
 
 
+@pytest.mark.slow
 def test_non_finite_values_are_excluded_and_counted(tmp_path: Path) -> None:
     rows = [metrics_row(step, loss=math.nan if step % 10 == 0 else 2.0) for step in range(1, 51)]
     rows[3]["loss"] = math.inf
@@ -425,6 +437,7 @@ def test_non_finite_values_are_excluded_and_counted(tmp_path: Path) -> None:
     assert "Not drawn, as missing or not finite: 7." in read_page(tmp_path).text
 
 
+@pytest.mark.slow
 def test_time_is_listed_by_category_and_attempt(run: Path) -> None:
     events = [
         event_row("start", 0, began=START - 10),
@@ -449,6 +462,7 @@ def test_time_is_listed_by_category_and_attempt(run: Path) -> None:
     assert "attempt 2, 5 s" in svg
 
 
+@pytest.mark.slow
 def test_inconsistent_time_breakdown_is_reported(run: Path) -> None:
     write_lines(run / "events.jsonl", [event_row("start", 0, began=START - 10, time=START - 1)])
     write_lines(run / "metrics.jsonl", [metrics_row(step) for step in range(1, 51)])
@@ -457,6 +471,7 @@ def test_inconsistent_time_breakdown_is_reported(run: Path) -> None:
     assert "do not add up to the wall time" in text
 
 
+@pytest.mark.slow
 def test_figure_contains_the_last_of_many_attempts(run: Path) -> None:
     events = [
         event_row("start", 0, attempt=number, time=START + 60 * number, began=START + 60 * number)
@@ -475,6 +490,7 @@ def test_other_directories_are_rejected(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_command_prints_the_path(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert report.main([str(run)]) == 0
     *lines, last = capsys.readouterr().out.splitlines()

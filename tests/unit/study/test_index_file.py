@@ -87,6 +87,7 @@ def test_a_damaged_index_is_rebuilt(
     assert capsys.readouterr().err == "", "the index was written again"
 
 
+@pytest.mark.slow
 def test_concurrent_writers_produce_a_valid_index(tmp_path: Path, write_run: WriteRun) -> None:
     root = tmp_path / "runs"
     for number in range(6):

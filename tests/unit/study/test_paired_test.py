@@ -85,6 +85,7 @@ def test_equal_counts_of_diverged_runs_preserve_the_difference() -> None:
     assert found.p_value == pytest.approx(2 * alone.p_value)
 
 
+@pytest.mark.slow
 def test_ranks_of_several_looks_reject_at_the_nominal_rate() -> None:
     """Allow a lower rate, because the rank statistic is discrete."""
     generator = np.random.default_rng(3)

@@ -44,6 +44,7 @@ def test_spread_of_differences_is_pooled_over_pairs_of_points() -> None:
     assert math.isnan(estimate_difference_std([{"1": 1.0}, {"1": 2.0}])[0])
 
 
+@pytest.mark.slow
 def test_repeated_looks_reject_at_the_nominal_rate() -> None:
     """Correct a t-test after each of five seeds, which rejects 12% of true null hypotheses."""
     generator = np.random.default_rng(7)

@@ -157,6 +157,7 @@ def test_the_page_and_its_figures(sweep: Path, capsys: pytest.CaptureFixture[str
     assert report.main([str(sweep)]) == 0, "what was written is no run"
 
 
+@pytest.mark.slow
 def test_output_of_several_directories(sweep: Path, tmp_path: Path) -> None:
     out = tmp_path / "new/place"
     folders = [str(sweep / "b<i>"), str(sweep / "a"), str(sweep)]
@@ -166,6 +167,7 @@ def test_output_of_several_directories(sweep: Path, tmp_path: Path) -> None:
     assert text.index(">b&lt;i&gt;</th>") < text.index(">a</th>")
 
 
+@pytest.mark.slow
 def test_comparison_is_written_next_to_the_first_run(
     sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,6 +206,7 @@ def test_directory_without_runs_is_rejected(
     assert "is not a run directory and contains none" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_lengths_of_spikes_are_consecutive_logged_steps(sweep: Path) -> None:
     from hlat.report import spike_figure
 
@@ -218,6 +221,7 @@ def test_lengths_of_spikes_are_consecutive_logged_steps(sweep: Path) -> None:
     assert "Length of gradient spikes" in (sweep / "a/report.html").read_text()
 
 
+@pytest.mark.slow
 def test_seeds_of_one_point_are_aggregated(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -247,6 +251,7 @@ def test_seed_table_without_seeds_is_none(sweep: Path) -> None:
     assert run_comparison.build_seed_table(run_comparison.load_run_records([sweep])) is None
 
 
+@pytest.mark.slow
 def test_skipped_points_are_listed_once(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = sweep / "sweeps/x"
     for _ in range(2):
@@ -258,6 +263,7 @@ def test_skipped_points_are_listed_once(sweep: Path, capsys: pytest.CaptureFixtu
     assert page.count("<li>[parallelism.tp=3] 3 does not divide &lt;4&gt;</li>") == 1
 
 
+@pytest.mark.slow
 def test_cost_of_tokens_on_4_and_8_nodes(
     tmp_path: Path, compose: Callable[..., DictConfig]
 ) -> None:

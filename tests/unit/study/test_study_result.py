@@ -75,6 +75,7 @@ def _load(directory: Path) -> StudyResult:
     return result
 
 
+@pytest.mark.slow
 def test_a_stopped_point_is_reported_with_its_runs(
     tmp_path: Path, write_run: WriteRun, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -96,6 +96,7 @@ def test_blocking_logger_delays_only_finish(monkeypatch, caplog):
     assert ("abort", None) in logger.calls
 
 
+@pytest.mark.slow
 def test_stall_is_logged_once_until_the_next_row(monkeypatch, caplog):
     caplog.set_level(logging.WARNING)
     monkeypatch.setattr(async_logger, "_MIN_STALL_S", 0.1)

@@ -125,6 +125,7 @@ def test_ended_program_has_no_report(install_program, tmp_path: Path) -> None:
     monitor.close()
 
 
+@pytest.mark.slow
 def test_program_that_ignores_sigterm_is_killed(install_program, tmp_path: Path) -> None:
     install_program("trap '' TERM; while :; do sleep 0.1; done")
     monitor = NeuronMonitor()

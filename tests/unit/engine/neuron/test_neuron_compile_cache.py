@@ -140,6 +140,7 @@ def test_modules_that_are_complete_nowhere_are_reported(tmp_path: Path) -> None:
     assert names(tmp_path / "all") == []
 
 
+@pytest.mark.slow
 def test_merge_waits_for_a_module_in_compilation(tmp_path: Path) -> None:
     folder = locked(module(tmp_path / "a", 1, done=False))
     with (folder / "model.hlo_module.pb.lock").open() as lock:
@@ -255,6 +256,7 @@ def test_a_killed_merge_leaves_no_half_module(tmp_path: Path) -> None:
     assert_complete(target)
 
 
+@pytest.mark.slow
 def test_modules_that_another_process_completes_are_not_replaced(tmp_path: Path) -> None:
     module(tmp_path / "a", 1)
     target, results = tmp_path / "all", []
