@@ -33,7 +33,9 @@ class LionSpec(OptimizerSpec):
     ) -> dict[str, Any]:
         return {"betas": (settings.beta1, settings.beta2)}
 
-    def get_gradient_source(self, settings: OptimizerConfig) -> tuple[str, float]:
+    def get_gradient_source(
+        self, settings: OptimizerConfig, role: ParameterRole
+    ) -> tuple[str, float]:
         return "exp_avg", 1 - settings.beta2
 
 

@@ -16,8 +16,6 @@ from hlat.config.run import Config
 from hlat.config.schedule import ScheduleSpec
 from hlat.model.decoder_spec import find_conflicts
 from hlat.model.families import FAMILY_NAMES
-from hlat.model.parameter_spec import ParameterRole
-from hlat.optim.optimizer_spec import get_optimizer_spec
 
 
 def validate_steps(config: Config) -> Iterator[str]:
@@ -255,20 +253,6 @@ def validate_precision(config: Config) -> Iterator[str]:
         )
 
 
-def validate_optimizer(config: Config) -> Iterator[str]:
-    """Require whole parameters if the update of the optimizer is not element-wise."""
-    name, layout = config.optimizer.name, config.parallelism
-    if name not in {one.kind for one in list_components("optimizer")}:
-        return  # find_component_problems reports it
-    spec, is_sharded = get_optimizer_spec(name), layout.tp > 1 or layout.zero > 0
-    if is_sharded and not all(spec.is_elementwise(role) for role in ParameterRole):
-        yield (
-            f"optimizer.name={name} updates whole matrices, and parallelism.tp={layout.tp} with "
-            f"parallelism.zero={layout.zero} shards them; use parallelism.tp=1 and "
-            "parallelism.zero=0"
-        )
-
-
 VALIDATORS: tuple[Callable[[Config], Iterable[str]], ...] = (
     find_bounds_violations,
     validate_steps,
@@ -277,7 +261,6 @@ VALIDATORS: tuple[Callable[[Config], Iterable[str]], ...] = (
     validate_recovery,
     validate_components,
     validate_metrics,
-    validate_optimizer,
     validate_attention_heads,
     *PARALLELISM_VALIDATORS,
     validate_data_sources,

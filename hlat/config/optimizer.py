@@ -1,9 +1,10 @@
 """Optimizer and gradient clipping."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hlat.config.bounds import bounded
 from hlat.optim import adamw_spec
+from hlat.optim.muon_spec import MuonConfig
 
 RENAMED_PRESETS = {name: f"adamw_{name}" for name in ("tiny", "small", "1b", "hlat_7b", "hlat_70b")}
 """Presets of conf/optimizer by their former names."""
@@ -14,7 +15,7 @@ class OptimizerConfig:
     """Optimizer; the default values are those of HLAT's AdamW (paper, section III-A)."""
 
     name: str = adamw_spec.NAME
-    """Update rule: adamw."""
+    """Update rule: adamw, muon, or one of an extension."""
     lr: float = bounded(above=0, below=float("inf"))
     """Peak learning rate."""
     beta1: float = bounded(0.9, min=0, below=1)
@@ -29,3 +30,5 @@ class OptimizerConfig:
     """Apply weight decay to the weights of norms, as HLAT does; most other recipes do not."""
     grad_clip: float = bounded(1.0, min=0)
     """Largest global gradient norm; 0: no clipping."""
+    muon: MuonConfig = field(default_factory=MuonConfig)
+    """Settings of optimizer.name=muon."""

@@ -21,6 +21,8 @@ from hlat.distributed.mesh_object_group import add_background_axes, build_parall
 from hlat.distributed.parameter_shards import count_kv_replicas
 from hlat.distributed.process_groups import Partition, create_axes
 from hlat.distributed.rank_environment import build_rendezvous_environment
+from hlat.model.parameter_spec import ParameterRole
+from hlat.optim.optimizer_spec import get_optimizer_spec
 
 _LAZY_GLOO_ENV = "TORCH_GLOO_LAZY_INIT"
 
@@ -35,6 +37,7 @@ class ParallelMesh:
         kv: Tensor-parallel ranks with the same key/value head.
         tied_embedding: First and last pipeline rank, if the output head is the embedding and this
             rank has it.
+        stage: All ranks of a pipeline stage, if the optimizer updates whole matrices.
     """
 
     def __init__(self, config: Config, rank: int = 0) -> None:
@@ -46,6 +49,7 @@ class ParallelMesh:
         self.kv = axes.get("kv", self.tp)
         tied = axes.get("tied_embedding")
         self.tied_embedding = tied if tied is not None and tied.size > 1 else None
+        self.stage = axes.get("stage")
         self.parallel_state = build_parallel_state(rank, axes)
 
     def all_reduce(self, tensor: torch.Tensor) -> None:
@@ -65,6 +69,11 @@ def list_axis_partitions(config: Config, degrees: ParallelDegrees) -> dict[str, 
     if config.model.tie_embeddings and degrees.pp > 1:
         ends = [[ranks[0], ranks[-1]] for ranks in pp]
         partitions["tied_embedding"] = ends + [[rank] for ranks in pp for rank in ranks[1:-1]]
+    optimizer = get_optimizer_spec(config.optimizer.name)
+    if not all(optimizer.is_elementwise(role) for role in ParameterRole):
+        size = degrees.dp * degrees.tp
+        ranks = range(degrees.world_size)
+        partitions["stage"] = [ranks[start : start + size] for start in ranks[::size]]
     return add_background_axes(partitions)
 
 

@@ -62,6 +62,18 @@ class MeshAxis:
         dist.all_to_all_single(output.view(-1), tensor.view(-1), group=self.group)
         return output
 
+    def all_to_all_async(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        output_splits: list[int],
+        input_splits: list[int],
+    ) -> Any:
+        """Start to send parts of different sizes to each rank; return the work handle."""
+        return dist.all_to_all_single(
+            output_tensor, input_tensor, output_splits, input_splits, self.group, async_op=True
+        )
+
     def send_recv(self, tensor: Tensor, peer: int) -> Tensor:
         """Exchange tensors with the rank at index `peer` and return its tensor."""
         received, peer_rank = torch.empty_like(tensor), self.ranks[peer]

@@ -118,10 +118,22 @@ class EngineHarness:
         self.set_optimizer_state()
         metrics = self.train_step(tokens, 0.0)
         clip_factor = compute_clip_factor(self.config, metrics)
-        key, factor = self.optimizer.get_gradient_source(self.config.optimizer)
-        scale = np.float32(1 / (clip_factor * factor))
-        multiples = self.gather_full_tensors(key)
-        return metrics, {name: multiple * scale for name, multiple in multiples.items()}
+        gradients = self.gather_gradients()
+        return metrics, {name: one * np.float32(1 / clip_factor) for name, one in gradients.items()}
+
+    def gather_gradients(self) -> FullTensors:
+        """Return the gradients of an update from a zero optimizer state, clipped, on rank 0."""
+        sources = {
+            name: self.optimizer.get_gradient_source(self.config.optimizer, spec.role)
+            for name, spec in self.parameters.items()
+        }
+        states = {key: self.gather_full_tensors(key) for key, _ in dict.fromkeys(sources.values())}
+        if not self.is_rank0:
+            return {}
+        return {
+            name: states[key][name] * np.float32(1 / factor)
+            for name, (key, factor) in sources.items()
+        }
 
     def evaluate(
         self,
@@ -169,9 +181,9 @@ class EngineHarness:
         return {key: self.gather_full_tensors(key) for key in keys}
 
     def gather_full_tensors(self, state_key: str) -> FullTensors:
-        """Return all tensors of one state key on rank 0, assembled from the saved shards.
+        """Return the tensors of one state key on rank 0, assembled from the saved shards.
 
-        Elements without a shard are NaN.
+        Elements without a shard are NaN. Parameters of a role without this state are omitted.
         """
         prefix = f"{state_key}/"
         shards = self.gather_chunks(
@@ -182,10 +194,14 @@ class EngineHarness:
         full_tensors = {
             name: np.full(() if state_key == "updates" else spec.shape, np.nan, np.float32)
             for name, spec in self.parameters.items()
+            if state_key in ("weights", "updates") or state_key in self._list_keys(spec.role)
         }
         for name, offset, size, values in shards:
             full_tensors[name.removeprefix(prefix)][_to_slices(offset, size)] = values.reshape(size)
         return full_tensors
+
+    def _list_keys(self, role: ParameterRole) -> list[str]:
+        return [tensor.name for tensor in self.optimizer.list_state_tensors(role)]
 
     def gather_chunks(
         self, select: Callable[[StateShard], bool]

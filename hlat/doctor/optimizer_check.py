@@ -4,6 +4,7 @@ A step with zero gradients shows all decays, bias corrections, epsilon and the w
 In the other steps the gradient follows from a part of the state that was zero before.
 """
 
+import math
 from collections.abc import Iterator
 from operator import attrgetter
 from typing import NamedTuple
@@ -33,8 +34,9 @@ from hlat.doctor.reference_optimizer import (
     find_reference_update,
     format_missing_reference,
 )
+from hlat.model.decoder_spec import list_parameter_specs
 from hlat.model.parameter_spec import ParameterRole
-from hlat.optim.optimizer_spec import get_optimizer_spec, list_state_names
+from hlat.optim.optimizer_spec import get_optimizer_spec
 from hlat.recovery.preflight_checks import format_first
 
 _STEPS = ((0, 0.0, 2.0**-3), (1, 2.0**-17, 2.0**-4), (1000, 2.0**-17, 2.0**-3))
@@ -43,6 +45,8 @@ update is many spacings of bf16; consecutive rates differ, so that the rate of a
 noticed."""
 _NUM_UPDATES, _LEARNING_RATE = 3, 2.0**-4
 """Number of updates and learning rate of the step without gradients."""
+_MATRIX_ERRORS = 16.0
+"""Relative error of an orthogonalized matrix over the unit roundoff of gradient and iterations."""
 _NUM_STEPS = 12
 _MAX_LEARNING_RATE = 1e-3
 _TOLERANCES = {Dtype.fp32: 1e-4, Dtype.bf16: 0.05}
@@ -103,7 +107,11 @@ def check_numerics(harness: EngineHarness) -> Iterator[CheckResult]:
         return
     ratios = np.array(norms, np.float64) / _train_fp64_reference(config, update, lr)
     largest = float(np.abs(ratios - 1).max())
-    tolerance = _TOLERANCES[config.precision.compute_dtype]
+    optimizer = harness.optimizer
+    dtypes = [config.precision.compute_dtype]
+    if not optimizer.is_elementwise(ParameterRole.matrix):
+        dtypes.append(optimizer.get_matrix_update_dtype(config.optimizer))
+    tolerance = max(_TOLERANCES[dtype] for dtype in dtypes)
     growth = float(ratios[-1] / ratios[0])
     yield build_result(
         "numerics",
@@ -126,22 +134,24 @@ def _step_with_gradients(
 ) -> list[_Error]:
     """Return the errors after a step from a state that is zero, except for averages of squares."""
     config, weights = harness.config, sample_weights(harness.config, 5)
-    source, factor = harness.optimizer.get_gradient_source(config.optimizer)
     initial = {
-        tensor.name: square * tensor.is_squared
+        role: {
+            tensor.name: square * tensor.is_squared
+            for tensor in harness.optimizer.list_state_tensors(role)
+        }
         for role in ParameterRole
-        for tensor in harness.optimizer.list_state_tensors(role)
     }
     harness.load_weights(weights)
-    harness.set_optimizer_state(num_updates, **initial)
+    values = {key: value for state in initial.values() for key, value in state.items()}
+    harness.set_optimizer_state(num_updates, **values)
     harness.train_step(sample_batch(config, 5), learning_rate)
     after, errors = harness.gather_state(), list[_Error]()
-    for name, multiple in after[source].items():
-        tensors = {key: np.full(multiple.shape, value) for key, value in initial.items()}
+    for name, gradient in harness.gather_gradients().items():
+        state = initial[harness.parameters[name].role]
+        tensors = {key: np.full(gradient.shape, value) for key, value in state.items()}
         tensors["weights"] = weights[name].astype(np.float64)
         before = ReferenceState(tensors, num_updates)
-        gradient = multiple.astype(np.float64) / factor
-        expected = update(config.optimizer, before, gradient, learning_rate)
+        expected = update(config.optimizer, before, gradient.astype(np.float64), learning_rate)
         errors += _compare_states(config, name, before, expected, after, learning_rate)
     return errors
 
@@ -193,12 +203,17 @@ def _compare_states(
 ) -> Iterator[_Error]:
     """Yield each part of the update of a parameter and its largest error over the tolerance."""
     settings, count = config.optimizer, expected.updates
+    gap = after["weights"][name] - expected.weights
+    update_error = _compute_update_error(config, expected) if gap.ndim > 1 else 0.0
     roundoff = tolerances.compute_unit_roundoff(config.precision.optimizer_state_dtype)
     dtype = config.precision.master_weight_dtype or config.precision.param_dtype
     spacing = np.abs(expected.weights) * 2.0 ** (-7 if dtype is Dtype.bf16 else -22)
-    gap = after["weights"][name] - expected.weights
-    tolerance = spacing + learning_rate * (8 * roundoff + 2.0**-13)
-    yield _Error(f"{name} weights", float((np.abs(gap) / tolerance).max()), count)
+    tolerance = spacing + learning_rate * (8 * roundoff + 2.0**-13 + update_error)
+    if update_error:  # errors of a matrix are not those of its elements
+        error = math.sqrt(np.square(gap).sum() / np.square(tolerance).sum())
+    else:
+        error = float((np.abs(gap) / tolerance).max())
+    yield _Error(f"{name} weights", error, count)
     square = np.square(before.weights).sum()
     if settings.weight_decay and square and (settings.decay_norms or gap.ndim > 1):
         slope = (gap * before.weights).sum() / square / learning_rate
@@ -212,6 +227,23 @@ def _compare_states(
     yield _Error(f"{name} updates", float(abs(after["updates"][name] - count) * 2), count)
 
 
+def _compute_update_error(config: Config, state: ReferenceState) -> float:
+    """Return the root mean square of the errors of a whole matrix's update; 0 for other updates.
+
+    The singular values of an update are about 1. Iterations multiply rounding errors.
+    """
+    optimizer = get_optimizer_spec(config.optimizer.name)
+    matrix_state = {tensor.name for tensor in optimizer.list_state_tensors(ParameterRole.matrix)}
+    if optimizer.is_elementwise(ParameterRole.matrix) or not matrix_state <= {*state.tensors}:
+        return 0.0
+    shape = state.weights.shape
+    roundoff = tolerances.compute_unit_roundoff(
+        optimizer.get_matrix_update_dtype(config.optimizer), config.precision.optimizer_state_dtype
+    )
+    scale = optimizer.get_matrix_scale(config.optimizer, shape)
+    return scale * _MATRIX_ERRORS * roundoff / math.sqrt(max(shape))
+
+
 def _train_fp64_reference(
     config: Config, update: ReferenceUpdate, learning_rate: float
 ) -> list[float]:
@@ -220,10 +252,12 @@ def _train_fp64_reference(
         name: torch.from_numpy(weight).double().requires_grad_()
         for name, weight in sample_weights(config).items()
     }
-    zeros = {name: np.zeros(weight.shape) for name, weight in weights.items()}
-    names = list_state_names(get_optimizer_spec(config.optimizer.name))
+    optimizer = get_optimizer_spec(config.optimizer.name)
     tensors = {"weights": {name: weight.detach().numpy() for name, weight in weights.items()}}
-    states = build_states(tensors | dict.fromkeys(names, zeros), 0)
+    for spec in list_parameter_specs(config.model):
+        for tensor in optimizer.list_state_tensors(spec.role):
+            tensors.setdefault(tensor.name, {})[spec.name] = np.zeros(spec.shape)
+    states = build_states(tensors, 0)
     norms = []
     for seed in range(_NUM_STEPS):
         tokens = sample_batch(config, seed)

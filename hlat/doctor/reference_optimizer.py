@@ -40,7 +40,12 @@ def build_states(
     """Return the state of each parameter, given weights and optimizer state by key and name."""
     return {
         name: ReferenceState(
-            {key: by_name[name].astype(np.float64) for key, by_name in tensors.items()}, updates
+            {
+                key: by_name[name].astype(np.float64)
+                for key, by_name in tensors.items()
+                if name in by_name
+            },
+            updates,
         )
         for name in tensors["weights"]
     }
@@ -65,7 +70,36 @@ def update_adamw(
     return ReferenceState(tensors, count)
 
 
-_UPDATES: dict[str, ReferenceUpdate] = {"adamw": update_adamw}
+def update_muon(
+    settings: OptimizerConfig, state: ReferenceState, gradient: Array | float, learning_rate: float
+) -> ReferenceState:
+    """Return the state after one update of Muon (arXiv 2502.16982), or of AdamW.
+
+    Only matrices of decoder layers have an average that is orthogonalized.
+    """
+    muon = settings.muon
+    if "momentum_buffer" not in state.tensors:
+        ratio = 1.0 if muon.adamw_lr is None else muon.adamw_lr / settings.lr
+        return update_adamw(settings, state, gradient, learning_rate * ratio)
+    average = muon.momentum * state.tensors["momentum_buffer"] + (1 - muon.momentum) * gradient
+    direction = average
+    if muon.nesterov:
+        direction = muon.momentum * average + (1 - muon.momentum) * gradient
+    num_rows, num_columns = direction.shape
+    x = direction / max(float(np.linalg.norm(direction)), 1e-7)
+    for _ in range(muon.num_iterations):
+        square = x @ x.T if num_rows <= num_columns else x.T @ x
+        polynomial = -4.775 * square + 2.0315 * square @ square
+        x = 3.4445 * x + (polynomial @ x if num_rows <= num_columns else x @ polynomial)
+    scale = {
+        "original": np.sqrt(max(1, num_rows / num_columns)),
+        "match_rms_adamw": 0.2 * np.sqrt(max(num_rows, num_columns)),
+    }[muon.scale.value]
+    weights = state.weights - learning_rate * (scale * x + settings.weight_decay * state.weights)
+    return ReferenceState({"weights": weights, "momentum_buffer": average}, state.updates + 1)
+
+
+_UPDATES: dict[str, ReferenceUpdate] = {"adamw": update_adamw, "muon": update_muon}
 """Updates by optimizer.name."""
 
 

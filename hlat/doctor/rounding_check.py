@@ -87,7 +87,7 @@ def check_rounding(harness: EngineHarness) -> Iterator[CheckResult]:
 def _get_gradient_decay(config: Config) -> str:
     """Return the setting that is the decay of the averaged gradient."""
     optimizer = get_optimizer_spec(config.optimizer.name)
-    source, _ = optimizer.get_gradient_source(config.optimizer)
+    source, _ = optimizer.get_gradient_source(config.optimizer, ParameterRole.matrix)
     tensors = optimizer.list_state_tensors(ParameterRole.matrix)
     return next(tensor.decay for tensor in tensors if tensor.name == source)
 
@@ -132,7 +132,10 @@ def _list_rounded_keys(config: Config) -> list[str]:
         return []
     optimizer = get_optimizer_spec(config.optimizer.name)
     tensors = optimizer.list_state_tensors(ParameterRole.matrix)
-    dtypes = {"weights": _get_update_dtype(config)}
+    update_dtype = optimizer.get_matrix_update_dtype(config.optimizer)
+    dtypes = {}
+    if optimizer.is_elementwise(ParameterRole.matrix) or update_dtype is Dtype.fp32:
+        dtypes["weights"] = _get_update_dtype(config)  # else errors of the update are larger
     dtypes |= {tensor.name: tensor.get_dtype(config.precision) for tensor in tensors}
     return [key for key, dtype in dtypes.items() if dtype is Dtype.bf16]
 
@@ -170,6 +173,7 @@ def _find_drifts(keys: list[str], exact: States, stored: States) -> dict[str, st
             compute_residuals(values.tensors[key], state[name].tensors[key]).ravel()
             for exact_state, state in zip(exact, stored, strict=True)
             for name, values in exact_state.items()
+            if key in values.tensors
         ]
         mean, deviation = compute_mean(np.concatenate(residuals))
         if not abs(mean) <= _SIGMAS * deviation + _TOLERANCE / 10:
@@ -185,7 +189,7 @@ def _find_dependence(keys: list[str], exact: States, stored: States) -> dict[str
     """Return the axes along which the rounding of different elements is correlated."""
     by_shape: dict[tuple[int, ...], list[str]] = {}
     for name, state in exact[0].items():
-        if state.weights.ndim > 1:
+        if state.weights.ndim > 1 and {*keys} <= {*state.tensors}:
             by_shape.setdefault(state.weights.shape, []).append(name)
     sums = np.zeros((len(_AXES), 2))
     for names in by_shape.values():

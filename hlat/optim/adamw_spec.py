@@ -20,7 +20,7 @@ class AdamWSpec(OptimizerSpec):
     """Adam with decoupled weight decay (arXiv 1711.05101, algorithm 2)."""
 
     title = "AdamW"
-    nxdt_names = ("adamw", "adamw_fp32OptState")
+    nxdt_names: tuple[str, ...] = ("adamw", "adamw_fp32OptState")
 
     def list_state_tensors(self, role: ParameterRole) -> tuple[StateTensor, ...]:
         """Return the moments, named as in torch.optim.AdamW."""
@@ -36,7 +36,9 @@ class AdamWSpec(OptimizerSpec):
         """Return the arguments of torch.optim.AdamW."""
         return {"betas": (settings.beta1, settings.beta2), "eps": settings.eps}
 
-    def get_gradient_source(self, settings: OptimizerConfig) -> tuple[str, float]:
+    def get_gradient_source(
+        self, settings: OptimizerConfig, role: ParameterRole
+    ) -> tuple[str, float]:
         """Return the first moment, 1 - beta1 times the gradient."""
         return "exp_avg", 1 - settings.beta1
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hlat.optim.update_rule import ParamGroups, UpdateRule, init_state, store_update
 from hlat.precision.random_bits import RandomBits
-from hlat.precision.stochastic_rounding import ScratchBuffer, StochasticRounder, view_as_matrix
+from hlat.precision.stochastic_rounding import ScratchBuffer, StochasticRounder
 
 
 class LowPrecisionOptimizer(torch.optim.Optimizer):
@@ -22,7 +22,7 @@ class LowPrecisionOptimizer(torch.optim.Optimizer):
 
     Args:
         param_groups: Parameter groups; the state has the dtype of the parameters.
-        rule: Update rule, applied to chunks of rows if it is element-wise.
+        rule: Update rule, applied to chunks of rows.
         lr: Learning rate until `param_groups` have another one.
         get_random_bits: Returns the random bits that round a bf16 parameter and its state in the
             next update, given the parameter and the number of tensors; None: round to nearest.
@@ -70,12 +70,7 @@ class LowPrecisionOptimizer(torch.optim.Optimizer):
         if self.found_inf is not None:
             state["step"] -= self.found_inf
         tensors = (gradient, param, *(state[name] for name in group["state_names"]))
-        chunks = (
-            self._rounder.iter_chunks(*tensors)
-            if group["is_elementwise"]
-            else [(slice(None), tuple(view_as_matrix(tensor) for tensor in tensors))]
-        )
-        for rows, (grad_rows, *stored) in chunks:
+        for rows, (grad_rows, *stored) in self._rounder.iter_chunks(*tensors):
             values = self._to_fp32("gradient", [grad_rows]) + self._to_fp32("state", stored)
             if isinstance(lr, Tensor):
                 updated = self._rule.compute(values, state["step"], lr, group)

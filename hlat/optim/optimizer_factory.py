@@ -10,6 +10,7 @@ from hlat.config.components import get_implementation
 from hlat.config.optimizer import OptimizerConfig
 from hlat.model.parameter_spec import ParameterRole
 from hlat.optim import adamw as adamw  # registers its update rule
+from hlat.optim import muon as muon
 from hlat.optim.capturable_optimizer import CapturableOptimizer
 from hlat.optim.optimizer_spec import get_optimizer_spec
 from hlat.optim.update_rule import ParamGroups, UpdateRule, init_state
@@ -28,21 +29,27 @@ def build_param_groups(
 
     Groups have the settings of the update rule, `state_names`, `is_elementwise` and `lr_factor`.
     """
-    spec, groups = get_optimizer_spec(settings.name), list[dict[str, Any]]()
+    groups = list[dict[str, Any]]()
     for param, role in params:
-        group = {
-            "lr_factor": spec.get_lr_factor(settings, role),
-            "weight_decay": spec.get_weight_decay(settings, role),
-            "state_names": [tensor.name for tensor in spec.list_state_tensors(role)],
-            "is_elementwise": spec.is_elementwise(role),
-            **spec.build_hyperparameters(settings, role),
-        }
+        group = build_group_settings(settings, role)
         same = next((one for one in groups if {**one, "params": 0} == {**group, "params": 0}), None)
         if same is None:
             groups.append({**group, "params": [param]})
         else:
             same["params"].append(param)
     return groups
+
+
+def build_group_settings(settings: OptimizerConfig, role: ParameterRole) -> dict[str, Any]:
+    """Return the settings of a parameter group of parameters with a role."""
+    spec = get_optimizer_spec(settings.name)
+    return {
+        "lr_factor": spec.get_lr_factor(settings, role),
+        "weight_decay": spec.get_weight_decay(settings, role),
+        "state_names": [tensor.name for tensor in spec.list_state_tensors(role)],
+        "is_elementwise": spec.is_elementwise(role),
+        **spec.build_hyperparameters(settings, role),
+    }
 
 
 def build_optimizer(

@@ -54,14 +54,23 @@ class OptimizerSpec(Protocol):
 
     @abstractmethod
     def get_update_flops(self, role: ParameterRole) -> float:
-        """Return the FLOPs of an update per element of a parameter.
+        """Return the FLOPs of an update per element of a parameter, without matmuls.
 
         An element-wise operation is one FLOP. The planner derives the bytes of an update from the
         state tensors and the dtypes of the precision recipe.
         """
 
+    def count_matmul_flops(
+        self, settings: OptimizerConfig, role: ParameterRole, shape: tuple[int, ...]
+    ) -> float:
+        """Return the FLOPs of the matmuls in the update of a whole matrix."""
+        return 0.0
+
     def is_elementwise(self, role: ParameterRole) -> bool:
-        """Return True if any shard of a parameter can be updated, False if it must be whole."""
+        """Return True if any shard of a parameter can be updated, False if it must be whole.
+
+        One of the ranks that share a matrix has its state, and updates it.
+        """
         return True
 
     def get_lr_factor(self, settings: OptimizerConfig, role: ParameterRole) -> float:
@@ -79,8 +88,18 @@ class OptimizerSpec(Protocol):
         """Return what the update rule reads from a parameter group besides `weight_decay`."""
         return {}
 
+    def get_matrix_scale(self, settings: OptimizerConfig, shape: tuple[int, ...]) -> float:
+        """Return the factor of the update of a whole matrix."""
+        return 1.0
+
+    def get_matrix_update_dtype(self, settings: OptimizerConfig) -> Dtype:
+        """Return the dtype of the update of a whole matrix."""
+        return Dtype.fp32
+
     @abstractmethod
-    def get_gradient_source(self, settings: OptimizerConfig) -> tuple[str, float]:
+    def get_gradient_source(
+        self, settings: OptimizerConfig, role: ParameterRole
+    ) -> tuple[str, float]:
         """Return the state tensor that is a multiple of the gradient after an update from zero.
 
         The second value is the factor. The doctor derives gradients from checkpoints with it.

@@ -188,7 +188,7 @@ def _estimate_stage(
     temporary = max(activations.temporary[layer] for layer, _ in stage.layers)
     gradient_numel = float(numel if _is_nxd(config) else stage.largest_numel)
     is_snapshot_on_device = config.hardware.memory_gib is None and config.checkpoint.asynchronous
-    state_bytes = stage.compute_state_bytes(config) / (mesh.dp if zero else 1)
+    state_bytes = stage.compute_state_bytes(config, mesh)
     master_bytes = bytes_per_parameter.master_weights
     saved_bytes = updated_numel * (master_bytes or bytes_per_parameter.weights) + state_bytes
     return MemoryEstimate(

@@ -51,11 +51,18 @@ class PipelineStageShard:
         """Total number of weights."""
         return self.num_layers * self.layer_numel + self.non_layer_numel
 
-    def compute_state_bytes(self, config: Config) -> int:
-        """Return the bytes of the optimizer's state of all weights."""
+    def count_owners(self, config: Config, mesh: ParallelDegrees, role: ParameterRole) -> int:
+        """Return the number of data-parallel ranks that share the updates of a role's weights."""
+        is_elementwise = get_optimizer_spec(config.optimizer.name).is_elementwise(role)
+        return mesh.dp if config.parallelism.zero or not is_elementwise else 1
+
+    def compute_state_bytes(self, config: Config, mesh: ParallelDegrees) -> float:
+        """Return the bytes of the optimizer's state of the weights that a rank updates."""
         optimizer = get_optimizer_spec(config.optimizer.name)
         return sum(
-            numel * compute_state_bytes(config.precision, optimizer, role)
+            numel
+            * compute_state_bytes(config.precision, optimizer, role)
+            / self.count_owners(config, mesh, role)
             for role, numel in self.numels_by_role
         )
 

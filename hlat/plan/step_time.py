@@ -170,7 +170,9 @@ def compute_step_time(config: Config, speed: AchievedSpeed) -> StepTime:
         optimizer=max(
             compute_optimizer_flops(config, mesh, largest) / speed.vector_flops,
             compute_optimizer_bytes(config, mesh, largest) / speed.memory,
-        ),
+        )
+        + compute_matrix_update_flops(config, mesh, largest) / speed.flops
+        + compute_matrix_exchange_bytes(config, mesh, largest) / speed.link,
         hidden=hidden,
     )
 
@@ -258,10 +260,43 @@ def compute_data_parallel_bytes(
 def compute_optimizer_flops(
     config: Config, mesh: ParallelDegrees, stage: PipelineStageShard
 ) -> float:
-    """Return the FLOPs of a rank's optimizer update."""
+    """Return the FLOPs of a rank's optimizer update, without matmuls."""
     optimizer = get_optimizer_spec(config.optimizer.name)
-    flops = sum(numel * optimizer.get_update_flops(role) for role, numel in stage.numels_by_role)
-    return flops / mesh.dp if config.parallelism.zero else flops
+    return sum(
+        numel * optimizer.get_update_flops(role) / stage.count_owners(config, mesh, role)
+        for role, numel in stage.numels_by_role
+    )
+
+
+def compute_matrix_update_flops(
+    config: Config, mesh: ParallelDegrees, stage: PipelineStageShard
+) -> float:
+    """Return the FLOPs of matmuls in a rank's optimizer update.
+
+    The ranks of a stage share the matrices of its layers equally.
+    """
+    optimizer = get_optimizer_spec(config.optimizer.name)
+    flops = sum(
+        optimizer.count_matmul_flops(config.optimizer, spec.role, spec.shape)
+        for spec in decoder_spec.list_parameter_specs(config.model)
+    )
+    return flops * stage.num_layers / config.model.num_layers / (mesh.dp * mesh.tp)
+
+
+def compute_matrix_exchange_bytes(
+    config: Config, mesh: ParallelDegrees, stage: PipelineStageShard
+) -> float:
+    """Return the bytes that a rank sends in a step so that matrices are updated as a whole.
+
+    Each rank sends fp32 gradients of its shard to the owners, and as an owner updates to all ranks
+    with a shard. Without ZeRO the data-parallel ranks have the same shards.
+    """
+    optimizer, ranks = get_optimizer_spec(config.optimizer.name), mesh.dp * mesh.tp
+    numel = sum(n for role, n in stage.numels_by_role if not optimizer.is_elementwise(role))
+    shards = ranks if config.parallelism.zero else mesh.tp
+    itemsize = get_itemsize(optimizer.get_matrix_update_dtype(config.optimizer))
+    num_copies = ranks / shards - 1 + (shards - 1) / shards
+    return numel / mesh.dp * (4 * (shards - 1) / shards + itemsize * num_copies)
 
 
 def compute_optimizer_bytes(
@@ -269,11 +304,12 @@ def compute_optimizer_bytes(
 ) -> float:
     """Return the bytes that a rank's optimizer update reads and writes."""
     optimizer = get_optimizer_spec(config.optimizer.name)
-    num_bytes = sum(
-        numel * compute_update_bytes(config.precision, optimizer, role)
+    return sum(
+        numel
+        * compute_update_bytes(config.precision, optimizer, role)
+        / stage.count_owners(config, mesh, role)
         for role, numel in stage.numels_by_role
     )
-    return num_bytes / mesh.dp if config.parallelism.zero else num_bytes
 
 
 def count_rings_per_node(config: Config, mesh: ParallelDegrees) -> int:

@@ -189,6 +189,8 @@ class NativeEngine:
         params, specs = self.params, self._specs
         for name, shard in params.shards.items():
             yield from iter_state_shards(params.get_state(name), shard, specs, params.owns(name))
+        if isinstance(params, TrainableParameters):
+            yield from params.iter_matrix_state_shards()
 
     def saved_state_shards(self) -> Iterator[StateShard]:
         """Yield the shards that this rank saves."""

@@ -54,6 +54,7 @@ class StochasticRounding(NearestRounding):
     ) -> None:
         super().__init__(compile_backend)
         self._params, self._get_step_count = params, get_step_count
+        self._seed = config.run.seed
         sharding = params.sharding
         dp_rank = 0 if sharding.is_fsdp else sharding.axis.rank
         self._first_micro_batch = dp_rank * config.num_micro_batches
@@ -79,6 +80,16 @@ class StochasticRounding(NearestRounding):
         index = torch.arange(num_tensors, device=self._params.local_params[name].param.device)
         counters = torch.where(index < _COPY_COUNTER, index, _COUNTERS_PER_STEP - index)
         return self._generate(name, counters, self._params.updated_rows[name])
+
+    def build_matrix_bits(
+        self, name: str, shape: tuple[int, ...], num_tensors: int, step: Tensor
+    ) -> RandomBits:
+        """Return the bits that round the state of a canonical matrix after `step` updates."""
+        generator = build_random_bits_generator(
+            [(name, 0, shape[0])], (0, shape[1]), self._seed, step.device
+        )
+        counters = torch.arange(1, 1 + num_tensors, device=step.device)
+        return generator.generate(step.to(torch.int64) * _COUNTERS_PER_STEP + counters)
 
     def _generate(self, name: str, counters: Tensor | int, rows: slice) -> RandomBits:
         first = self._get_step_count(name).to(torch.int64) * _COUNTERS_PER_STEP

@@ -1,6 +1,7 @@
 """Parameters of a rank with gradients, master weights and optimizer of a precision recipe."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,12 +10,15 @@ from hlat.config.engine_capabilities import STOCHASTIC_ROUNDING_DEVICES
 from hlat.config.precision import Dtype, RoundingMode
 from hlat.config.run import Config
 from hlat.distributed.device_mesh import ParallelMesh
+from hlat.distributed.state_shard import StateShard
 from hlat.engine.native.gradient_accumulation import AutogradAccumulator, GradientAccumulator
 from hlat.engine.native.gradient_reduction import GradientReducer
+from hlat.engine.native.matrix_optimizer import MatrixOptimizer, MatrixParameter
 from hlat.engine.native.sharded_parameters import LocalParameter, ShardedParameters
 from hlat.engine.native.step_rounding import NearestRounding, StochasticRounding
 from hlat.optim import optimizer_factory
 from hlat.optim.low_precision_optimizer import LowPrecisionOptimizer
+from hlat.optim.update_rule import UpdateRule
 from hlat.precision.torch_dtypes import TORCH_DTYPES
 
 
@@ -50,7 +54,8 @@ class TrainableParameters(ShardedParameters):
             }
         self.optimizer_params = self.updated_params | self._master_weights
         self._gradients = self._build_gradient_source(config, mesh)
-        self._optimizer = self._build_optimizer(config)
+        self._matrix_optimizer: MatrixOptimizer | None = None
+        self._optimizers = self._build_optimizers(config, mesh)
 
     def close(self) -> None:
         """Remove the hooks from the parameters."""
@@ -59,7 +64,13 @@ class TrainableParameters(ShardedParameters):
     def get_state(self, name: str) -> dict[str, Tensor]:
         """Return (master) weights, optimizer state and `step`, the number of updates."""
         param = self.optimizer_params[name]
-        return {"weights": param, **self._optimizer.state[param]}
+        state = next(one.state[param] for one in self._optimizers if param in one.state)
+        return {"weights": param, **state}
+
+    def iter_matrix_state_shards(self) -> Iterator[StateShard]:
+        """Yield the optimizer state of the matrices that this rank updates as a whole."""
+        if self._matrix_optimizer is not None:
+            yield from self._matrix_optimizer.iter_state_shards()
 
     def collect_gradients(self) -> dict[str, Tensor]:
         """Return the gradients of the step, summed over micro batches and ranks."""
@@ -75,9 +86,10 @@ class TrainableParameters(ShardedParameters):
 
         If the bool scalar `skip` is true, weights, state and step counts stay bit-identical.
         """
-        optimizer_factory.set_lr(self._optimizer, learning_rate)
-        optimizer_factory.step_optimizer(self._optimizer, skip)
-        self._optimizer.zero_grad(set_to_none=True)
+        for optimizer in self._optimizers:
+            optimizer_factory.set_lr(optimizer, learning_rate)
+            optimizer_factory.step_optimizer(optimizer, skip)
+            optimizer.zero_grad(set_to_none=True)
         self.sync_model_params()
 
     @torch.no_grad()
@@ -119,15 +131,40 @@ class TrainableParameters(ShardedParameters):
         dtype = TORCH_DTYPES[precision.reduce_dtype]
         return GradientReducer(accumulator, self, mesh, dtype, config.num_micro_batches)
 
-    def _build_optimizer(self, config: Config) -> torch.optim.Optimizer:
+    def _build_optimizers(self, config: Config, mesh: ParallelMesh) -> list[torch.optim.Optimizer]:
+        """Return the optimizers of element-wise updates and of whole matrices, if any."""
+        params = self.optimizer_params
+        device = next(iter(self.model_params.values())).device
+        rule = optimizer_factory.get_update_rule(config.optimizer)
+        groups = optimizer_factory.build_param_groups(
+            config.optimizer, ((param, self.shards[name].role) for name, param in params.items())
+        )
+        elementwise = [group for group in groups if group["is_elementwise"]]
+        matrices = [group for group in groups if not group["is_elementwise"]]
+        optimizers = []
+        if elementwise:
+            optimizers.append(self._build_elementwise_optimizer(config, rule, elementwise))
+        if mesh.stage is not None:
+            names = {param: name for name, param in params.items()}
+            rounding = self._rounding if isinstance(self._rounding, StochasticRounding) else None
+            described = {
+                param: MatrixParameter(name, self.shards[name], self.owns(name))
+                for param, name in ((p, names[p]) for group in matrices for p in group["params"])
+            }
+            self._matrix_optimizer = MatrixOptimizer(
+                matrices, rule, described, config, mesh.stage, rounding, device
+            )
+            optimizers.append(self._matrix_optimizer)
+        return optimizers
+
+    def _build_elementwise_optimizer(
+        self, config: Config, rule: UpdateRule, groups: list[dict[str, Any]]
+    ) -> torch.optim.Optimizer:
         precision, params, rounding = self._precision, self.optimizer_params, self._rounding
         one_dtype = precision.grad_accum_dtype is (
             precision.master_weight_dtype or precision.param_dtype
         )
-        rule, lr = optimizer_factory.get_update_rule(config.optimizer), config.optimizer.lr
-        groups = optimizer_factory.build_param_groups(
-            config.optimizer, ((param, self.shards[name].role) for name, param in params.items())
-        )
+        lr = config.optimizer.lr
         if one_dtype and (self._master_weights or not isinstance(rounding, StochasticRounding)):
             return optimizer_factory.build_optimizer(rule, groups, lr)
         for param in params.values():

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hlat.config import config_loader, renamed_keys
-from hlat.config.compose import compose_config
+from hlat.config.compose import compose_config, register_configs
 from hlat.config.config_errors import ConfigError
 from hlat.config.data import SourceConfig
 from hlat.config.resolve import convert_to_dataclasses
@@ -99,5 +99,7 @@ def test_a_changed_file_of_the_user_is_read_again(monkeypatch, tmp_path: Path) -
 
 def test_other_hardware_of_this_machine_is_composed_again(monkeypatch) -> None:
     for preset in ("cpu", "rtx_4090"):
-        monkeypatch.setattr("hlat.config.compose.choose_local_hardware", lambda name=preset: name)
-        assert compose_config(["hardware=local"]).hardware.name == preset
+        with monkeypatch.context() as patch:
+            patch.setattr("hlat.config.compose.choose_local_hardware", lambda name=preset: name)
+            assert compose_config(["hardware=local"]).hardware.name == preset
+    register_configs()  # the hardware of this machine

@@ -63,7 +63,7 @@ def test_a_specification_without_flops_is_rejected() -> None:
         def list_state_tensors(self, role: ParameterRole) -> tuple[StateTensor, ...]:
             return ()
 
-        def get_gradient_source(self, settings: Any) -> tuple[str, float]:
+        def get_gradient_source(self, settings: Any, role: ParameterRole) -> tuple[str, float]:
             return "exp_avg", 1.0
 
     with pytest.raises(TypeError, match="get_update_flops"):

@@ -1,0 +1,224 @@
+"""Assembly of matrices from the shards of several ranks, on one owner for each matrix.
+
+An optimizer that needs whole matrices divides them among the ranks that share them, balanced by the
+cost of their updates. In each step an owner receives the slices of its matrices, and sends the
+result to every rank that has a slice. The next matrices are in transit while an owner computes.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from hlat.distributed.mesh_axis import MeshAxis
+
+_BATCH_NUMEL = 1 << 24
+"""Elements of matrices that are exchanged at a time, unless one matrix has more."""
+
+
+@dataclass(frozen=True)
+class MatrixSlice:
+    """Rectangle of a matrix: [first row, rows, first column, columns]."""
+
+    name: str
+    rectangle: tuple[int, int, int, int]
+    is_main_replica: bool
+    """True on one of the ranks that have the slice; these slices are the whole matrix."""
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return self.rectangle[1] * self.rectangle[3]
+
+
+@dataclass(frozen=True)
+class _Transfer:
+    """Slice that a rank sends to another rank or to itself, by the indices of the ranks."""
+
+    sender: int
+    receiver: int
+    name: str
+    rectangle: tuple[int, int, int, int]
+    index: int
+    """Index of the slice on the rank that is not the owner."""
+
+    @property
+    def numel(self) -> int:
+        return self.rectangle[1] * self.rectangle[3]
+
+
+class MatrixExchange:
+    """Plan of the transfers of a step; all ranks along an axis create it.
+
+    Attributes:
+        owned: Shape of each matrix that this rank owns.
+    """
+
+    def __init__(
+        self,
+        axis: MeshAxis,
+        slices: Sequence[MatrixSlice],
+        costs: Mapping[str, float],
+        device: torch.device,
+    ) -> None:
+        """Plan the transfers of the slices of this rank, given the cost of the update by matrix."""
+        self._axis, self._device = axis, device
+        message = json.dumps(
+            [[s.name, s.rectangle, s.is_main_replica, costs[s.name]] for s in slices]
+        )
+        messages = [json.loads(each) for each in axis.all_gather_object(message.encode())]
+        holders: dict[str, list[tuple[int, int, tuple[int, int, int, int], bool]]] = {}
+        all_costs: dict[str, float] = {}
+        for rank, rows in enumerate(messages):
+            for index, (name, rectangle, is_main, cost) in enumerate(rows):
+                holders.setdefault(name, []).append((rank, index, tuple(rectangle), is_main))
+                all_costs[name] = cost
+        self._shapes = {name: _compute_shape(each) for name, each in holders.items()}
+        owners = assign_owners(all_costs, axis.size)
+        self.owned = {
+            name: shape for name, shape in self._shapes.items() if owners[name] == axis.rank
+        }
+        self._batches = []
+        for names in self._divide([*owners]):
+            gathers, scatters = list[_Transfer](), list[_Transfer]()
+            for name in names:
+                gathers += _plan_gathers(name, owners[name], holders[name])
+                scatters += [
+                    _Transfer(owners[name], rank, name, rectangle, index)
+                    for rank, index, rectangle, _ in holders[name]
+                ]
+            self._batches.append((names, gathers, scatters))
+
+    def update(
+        self,
+        slices: Sequence[Tensor],
+        compute: Callable[[str, Tensor], Tensor],
+        result_dtype: torch.dtype,
+    ) -> Iterator[tuple[int, Tensor]]:
+        """Yield the index of each slice of this rank, and its part of `compute(name, matrix)`.
+
+        Args:
+            slices: Slices of the matrices, in the order of the constructor.
+            compute: Returns the result for a matrix that this rank owns.
+            result_dtype: dtype of the results.
+        """
+        dtype = torch.float32
+        pending = [self._start(self._batches[0][1], lambda t: slices[t.index], dtype)]
+        scattered = []
+        for number, (names, _, scatters) in enumerate(self._batches):
+            if number + 1 < len(self._batches):
+                following = self._batches[number + 1][1]
+                pending.append(self._start(following, lambda t: slices[t.index], dtype))
+            results = {}
+            matrices = self._assemble(names, pending.pop(0), dtype)
+            for name, matrix in matrices.items():
+                results[name] = compute(name, matrix)
+            scattered.append(self._start(scatters, partial(_select, results), result_dtype))
+        for finish in scattered:
+            for transfer, part in finish():
+                yield transfer.index, part
+
+    def _assemble(
+        self,
+        names: Sequence[str],
+        finish: Callable[[], list[tuple[_Transfer, Tensor]]],
+        dtype: torch.dtype,
+    ) -> dict[str, Tensor]:
+        """Return the matrices of a batch that this rank owns."""
+        matrices = {
+            name: torch.empty(self.owned[name], dtype=dtype, device=self._device)
+            for name in names
+            if name in self.owned
+        }
+        for transfer, part in finish():
+            _get_rectangle(matrices[transfer.name], transfer.rectangle).copy_(part)
+        return matrices
+
+    def _start(
+        self,
+        transfers: Sequence[_Transfer],
+        get_tensor: Callable[[_Transfer], Tensor],
+        dtype: torch.dtype,
+    ) -> Callable[[], list[tuple[_Transfer, Tensor]]]:
+        """Start transfers; return a function that waits and returns those to this rank."""
+        rank, size = self._axis.rank, self._axis.size
+        local = [
+            (t, get_tensor(t).reshape(t.rectangle[1::2]))
+            for t in transfers
+            if t.sender == t.receiver == rank
+        ]
+        if size == 1:
+            return lambda: local
+        sent = [[t for t in transfers if t.sender == rank and t.receiver == r] for r in range(size)]
+        received = [
+            [t for t in transfers if t.receiver == rank and t.sender == r] for r in range(size)
+        ]
+        sent[rank], received[rank] = [], []
+        parts = [get_tensor(t).reshape(-1).to(dtype) for each in sent for t in each]
+        flat = torch.cat(parts) if parts else torch.empty(0, dtype=dtype, device=self._device)
+        splits = [[sum(t.numel for t in each) for each in by_rank] for by_rank in (sent, received)]
+        output = torch.empty(sum(splits[1]), dtype=dtype, device=self._device)
+        work = self._axis.all_to_all_async(output, flat, splits[1], splits[0])
+
+        def finish() -> list[tuple[_Transfer, Tensor]]:
+            work.wait()
+            order = [t for each in received for t in each]
+            tensors = torch.split(output, [t.numel for t in order])
+            shaped = (x.view(t.rectangle[1::2]) for t, x in zip(order, tensors, strict=True))
+            return [*local, *zip(order, shaped, strict=True)]
+
+        return finish
+
+    def _divide(self, names: Sequence[str]) -> list[list[str]]:
+        """Divide matrices into batches of about equal size."""
+        batches, numel = [list[str]()], 0
+        for name in names:
+            num_rows, num_columns = self._shapes[name]
+            if batches[-1] and numel + num_rows * num_columns > _BATCH_NUMEL * self._axis.size:
+                batches.append([])
+                numel = 0
+            batches[-1].append(name)
+            numel += num_rows * num_columns
+        return batches
+
+
+def assign_owners(costs: Mapping[str, float], num_ranks: int) -> dict[str, int]:
+    """Return the owner of each matrix: the most expensive ones first, to the least loaded rank.
+
+    The matrices are in this order, so that each batch of them has work for all ranks.
+    """
+    loads, owners = [0.0] * num_ranks, dict[str, int]()
+    for name in sorted(costs, key=lambda name: (-costs[name], name)):
+        owners[name] = min(range(num_ranks), key=lambda rank: (loads[rank], rank))
+        loads[owners[name]] += costs[name]
+    return owners
+
+
+def _plan_gathers(
+    name: str, owner: int, holders: Sequence[tuple[int, int, tuple[int, int, int, int], bool]]
+) -> Iterator[_Transfer]:
+    """Yield a transfer per slice: from the owner if it has the slice, else from another rank."""
+    for rectangle in [rectangle for _, _, rectangle, is_main in holders if is_main]:
+        senders = {rank: index for rank, index, each, _ in holders if each == rectangle}
+        ranks = sorted(senders)
+        sender = owner if owner in senders else ranks[owner % len(ranks)]
+        yield _Transfer(sender, owner, name, rectangle, senders[sender])
+
+
+def _compute_shape(
+    holders: Sequence[tuple[int, int, tuple[int, int, int, int], bool]],
+) -> tuple[int, int]:
+    rectangles = [rectangle for _, _, rectangle, _ in holders]
+    return max(r[0] + r[1] for r in rectangles), max(r[2] + r[3] for r in rectangles)
+
+
+def _select(results: Mapping[str, Tensor], transfer: _Transfer) -> Tensor:
+    return _get_rectangle(results[transfer.name], transfer.rectangle)
+
+
+def _get_rectangle(matrix: Tensor, rectangle: tuple[int, int, int, int]) -> Tensor:
+    first_row, num_rows, first_column, num_columns = rectangle
+    return matrix[first_row : first_row + num_rows, first_column : first_column + num_columns]

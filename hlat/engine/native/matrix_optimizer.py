@@ -1,0 +1,187 @@
+"""Optimizer of whole matrices, each of which one of the ranks that share it updates."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hlat.config.config_errors import ConfigError
+from hlat.config.run import Config
+from hlat.distributed.mesh_axis import MeshAxis
+from hlat.distributed.parameter_shards import ParameterShard
+from hlat.distributed.state_shard import StateShard
+from hlat.engine.native.matrix_exchange import MatrixExchange, MatrixSlice
+from hlat.engine.native.step_rounding import StochasticRounding
+from hlat.model.canonical_views import iter_row_views
+from hlat.model.decoder_spec import list_parameter_specs
+from hlat.optim.optimizer_factory import build_group_settings
+from hlat.optim.optimizer_spec import get_optimizer_spec
+from hlat.optim.update_rule import ParamGroups, UpdateRule, store_update
+from hlat.precision.random_bits import RandomBits
+from hlat.precision.stochastic_rounding import StochasticRounder
+from hlat.precision.torch_dtypes import TORCH_DTYPES
+
+
+@dataclass(frozen=True)
+class MatrixParameter:
+    """Rows that this rank updates of a module parameter.
+
+    Attributes:
+        name: Name of the module parameter.
+        shard: Their canonical rows and columns.
+        is_main_replica: True if this rank saves them.
+    """
+
+    name: str
+    shard: ParameterShard
+    is_main_replica: bool
+
+
+class MatrixOptimizer(torch.optim.Optimizer):
+    """Optimizer that applies `UpdateRule.compute_matrix` to canonical matrices.
+
+    Attributes:
+        found_inf: 1.0 to skip a step, 0.0 otherwise, as in torch's fused AdamW.
+    """
+
+    def __init__(
+        self,
+        param_groups: ParamGroups,
+        rule: UpdateRule,
+        params: Mapping[Tensor, MatrixParameter],
+        config: Config,
+        axis: MeshAxis,
+        rounding: StochasticRounding | None,
+        device: torch.device,
+    ) -> None:
+        """Create the state of the matrices that this rank owns.
+
+        Args:
+            param_groups: Parameter groups.
+            rule: Update rule.
+            params: Description of each parameter.
+            config: Configuration of the run.
+            axis: Ranks that share the matrices.
+            rounding: Stochastic rounding of weights and state in bf16; None: to nearest.
+            device: Device of the state.
+        """
+        groups = [*param_groups] or [{"params": []}]  # a rank without rows can own matrices
+        super().__init__(groups, {"lr": config.optimizer.lr, "lr_factor": 1.0})
+        if rule.compute_matrix is None:
+            raise ConfigError(
+                f"optimizer.name={config.optimizer.name} updates whole matrices, so its UpdateRule "
+                "needs compute_matrix"
+            )
+        self._step_supports_amp_scaling = True
+        self.found_inf: Tensor | None = None
+        self._compute, self._params, self._rounding = rule.compute_matrix, params, rounding
+        self._settings, self._spec = config.optimizer, get_optimizer_spec(config.optimizer.name)
+        self._rounder = StochasticRounder()
+        self._specs = {one.name: one for one in list_parameter_specs(config.model)}
+        self._groups = {p: group for group in self.param_groups for p in group["params"]}
+        self._count = torch.zeros((), device=device)
+        for param in self._groups:
+            self.state[param] = {"step": self._count}
+        by_param = {param: [*self._list_slices(param, param)] for param in params}
+        self._num_slices = {param: len(slices) for param, slices in by_param.items()}
+        slices = [one for slices in by_param.values() for one, _ in slices]
+        self._exchange = MatrixExchange(axis, slices, self._compute_costs(), device)
+        dtype = TORCH_DTYPES[config.precision.optimizer_state_dtype]
+        self._state_by_matrix = {
+            name: {
+                key: torch.zeros(shape, dtype=dtype, device=device)
+                for key in self._build_settings(name)["state_names"]
+            }
+            for name, shape in self._exchange.owned.items()
+        }
+
+    def iter_state_shards(self) -> Iterator[StateShard]:
+        """Yield the state of the matrices that this rank owns."""
+        for name, state in self._state_by_matrix.items():
+            shape = self._specs[name].shape
+            for key, tensor in state.items():
+                yield StateShard(f"{key}/{name}", shape, (0, 0), shape, tensor)
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update all parameters, or leave all bit-identical if `found_inf` is not zero."""
+        slices = [
+            (param, index, view)
+            for param in self._params
+            for index, (_, view) in enumerate(self._list_slices(param, param.grad))
+        ]
+        received: dict[Tensor, dict[int, Tensor]] = {param: {} for param in self._params}
+        dtype = TORCH_DTYPES[self._spec.get_matrix_update_dtype(self._settings)]
+        gradients = [view for _, _, view in slices]
+        for position, part in self._exchange.update(gradients, self._update_matrix, dtype):
+            param, index, _ = slices[position]
+            received[param][index] = part
+            if len(received[param]) == self._num_slices[param]:
+                self._update_param(param, received.pop(param))
+        self._count += 1 if self.found_inf is None else 1 - self.found_inf
+
+    def _update_param(self, param: Tensor, updates: Mapping[int, Tensor]) -> None:
+        """Subtract the updates of all slices of a parameter from its decayed weights."""
+        lr, decay = self._groups[param]["lr"], self._groups[param]["weight_decay"]
+        values = param.float() * (1 - lr * decay)
+        for index, (one, view) in enumerate(self._list_slices(param, values)):
+            scale = self._spec.get_matrix_scale(self._settings, self._specs[one.name].shape)
+            view.add_(updates[index].view(view.shape), alpha=-lr * scale)
+        bits = None
+        if self._rounds(param):
+            assert self._rounding is not None
+            bits = self._rounding.get_update_bits(self._params[param].name, 1)
+        self._store([param], [values], bits)
+
+    def _list_slices(
+        self, param: Tensor, tensor: Tensor | None
+    ) -> Iterator[tuple[MatrixSlice, Tensor]]:
+        """Yield the canonical slices of a parameter, and views of them in a tensor of its shape."""
+        assert tensor is not None
+        described = self._params[param]
+        shard = described.shard
+        assert shard.columns is not None
+        for rows, view, start in iter_row_views(shard.rows, tensor):
+            is_main = described.is_main_replica and start < shard.num_owned_rows
+            rectangle = (rows.start, rows.num_rows, *shard.columns)
+            yield MatrixSlice(rows.name, rectangle, is_main), view
+
+    def _compute_costs(self) -> dict[str, float]:
+        """Return the FLOPs of the update of each matrix."""
+        names = (rows.name for one in self._params.values() for rows in one.shard.rows)
+        specs = (self._specs[name] for name in names)
+        return {
+            one.name: self._spec.count_matmul_flops(self._settings, one.role, one.shape)
+            for one in specs
+        }
+
+    def _build_settings(self, name: str) -> dict[str, Any]:
+        return build_group_settings(self._settings, self._specs[name].role)
+
+    def _update_matrix(self, name: str, gradient: Tensor) -> Tensor:
+        """Return the update of a matrix, and store its new state."""
+        state = [*self._state_by_matrix[name].values()]
+        values = [tensor.float() for tensor in (gradient, *state)]
+        update, *new_state = self._compute(values, self._count + 1, self._build_settings(name))
+        bits = None
+        if state and self._rounds(state[0]):
+            assert self._rounding is not None
+            shape = self._specs[name].shape
+            bits = self._rounding.build_matrix_bits(name, shape, len(state), self._count)
+        self._store(state, new_state, bits)
+        return update
+
+    def _rounds(self, tensor: Tensor) -> bool:
+        return self._rounding is not None and tensor.dtype == torch.bfloat16
+
+    def _store(self, stored: list[Tensor], updated: list[Tensor], bits: RandomBits | None) -> None:
+        """Round updated matrices into the stored ones unless the step is skipped."""
+        if bits is not None:
+            shape, device = stored[0].shape, stored[0].device
+            buffer = self._rounder.get_buffer("matrix", len(stored), shape, device)
+            torch._foreach_copy_(buffer.tensors, updated)
+            self._rounder.round_(buffer, bits, slice(None))
+            updated = buffer.tensors
+        store_update(stored, updated, self.found_inf)
