@@ -21,6 +21,7 @@ from hlat.doctor.engine_harness import (
     StateTensors,
     build_masks,
     remove_gradients,
+    round_to_bf16,
     sample_batch,
     sample_documents,
     sample_optimizer_state,
@@ -73,6 +74,8 @@ def check_optimizer(harness: EngineHarness) -> Iterator[CheckResult]:
     for num_updates, square, learning_rate in _STEPS:
         errors += _step_with_gradients(harness, update, num_updates, square, learning_rate)
     errors += _step_without_gradients(harness, update)
+    if not harness.optimizer.is_elementwise(ParameterRole.matrix):
+        errors += _step_from_random_average(harness, update)
     if not harness.is_rank0:
         return
     wrong: dict[str, _Error] = {}
@@ -153,6 +156,44 @@ def _step_with_gradients(
         before = ReferenceState(tensors, num_updates)
         expected = update(config.optimizer, before, gradient.astype(np.float64), learning_rate)
         errors += _compare_states(config, name, before, expected, after, learning_rate)
+    return errors
+
+
+def _step_from_random_average(harness: EngineHarness, update: ReferenceUpdate) -> list[_Error]:
+    """Return the errors of whole matrices after a step from a random average of gradients.
+
+    The size of a gradient has no effect on an orthogonalized matrix, so that a step from zero does
+    not depend on the average.
+    """
+    config, weights = harness.config, sample_weights(harness.config, 5)
+    tokens = sample_batch(config, 5)
+    harness.load_weights(weights)
+    harness.set_optimizer_state()
+    harness.train_step(tokens, 0.0)
+    gradients = harness.gather_gradients()
+    rms = {name: float(np.sqrt(np.square(one).mean())) for name, one in gradients.items()}
+    rms = harness.broadcast_object(rms)
+    key, _ = harness.optimizer.get_gradient_source(config.optimizer, ParameterRole.matrix)
+    generator = np.random.default_rng(config.run.seed)
+    averages = {
+        name: round_to_bf16(rms[name] * generator.standard_normal(spec.shape, np.float32))
+        for name, spec in harness.parameters.items()
+        if not harness.optimizer.is_elementwise(spec.role)
+    }
+    harness.load_weights(weights)
+    harness.set_optimizer_state(_NUM_UPDATES)
+    harness.load_tensors({key: averages})
+    harness.train_step(tokens, _LEARNING_RATE)
+    after, errors = harness.gather_state(), list[_Error]()
+    if not harness.is_rank0:
+        return errors
+    before = {"weights": {name: weights[name] for name in averages}, key: averages}
+    for name, state in build_states(before, _NUM_UPDATES).items():
+        gradient = gradients[name].astype(np.float64)
+        expected = update(config.optimizer, state, gradient, _LEARNING_RATE)
+        found = _compare_states(config, name, state, expected, after, _LEARNING_RATE)
+        # Average and gradient cancel in some elements of the state
+        errors += (error for error in found if error.part == f"{name} weights")
     return errors
 
 

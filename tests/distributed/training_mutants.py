@@ -18,6 +18,7 @@ from hlat.data.tokenizer import Tokenizer
 from hlat.engine.native import native_engine
 from hlat.engine.native.gradient_accumulation import GradientAccumulator
 from hlat.engine.native.gradient_reduction import GradientReducer
+from hlat.engine.native.matrix_exchange import MatrixExchange
 from hlat.engine.native.native_engine import NativeEngine
 from hlat.engine.native.step_rounding import NearestRounding, StochasticRounding
 from hlat.engine.native.trainable_parameters import TrainableParameters
@@ -25,12 +26,13 @@ from hlat.model import attention, decoder
 from hlat.model.decoder import Decoder
 from hlat.model.loss import IGNORE_INDEX
 from hlat.model.norm import RMSNorm
-from hlat.optim import lr_schedule, optimizer_factory
+from hlat.optim import lr_schedule, muon, optimizer_factory
 from hlat.optim.adamw_spec import AdamWSpec
+from hlat.optim.muon_spec import MuonSpec
 from hlat.precision import random_bits
 from hlat.precision.random_bits import RandomBitsGenerator
 from hlat.precision.stochastic_rounding import StochasticRounder
-from tests.distributed.layout_overrides import DP, MICRO
+from tests.distributed.layout_overrides import DP, MICRO, TP
 from tests.distributed.patching import Plant, around, patched
 
 # Schedule
@@ -105,12 +107,33 @@ def _decay_with_the_peak_rate() -> Iterator[None]:
     right = TrainableParameters.step
 
     def step(self, rate, skip):
-        for group in self._optimizer.param_groups:
-            group["weight_decay"] = 0.1 * 1e-3 / rate if rate else 0.1
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                group["weight_decay"] = 0.1 * 1e-3 / rate if rate else 0.1
         right(self, rate, skip)
 
     with mock.patch.object(TrainableParameters, "step", step):
         yield
+
+
+def _muon_settings(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Plant:
+    def make(right: Any) -> Any:
+        def build(self, settings, role):
+            found = right(self, settings, role)
+            return found if self.is_elementwise(role) else found | change(found)
+
+        return build
+
+    return around(MuonSpec, "build_hyperparameters", make)
+
+
+def _of_the_transposed_matrix(right: Any) -> Any:
+    return lambda self, settings, shape: right(self, settings, shape[::-1])
+
+
+def _of_each_slice(self, slices, compute, result_dtype):
+    for index, matrix in enumerate(slices):
+        yield index, muon.orthogonalize(matrix.reshape(len(matrix), -1), 5, result_dtype)
 
 
 # Rounding
@@ -352,6 +375,15 @@ MUTANTS: dict[str, Plant] = {
     ),
     "epsilon too large": _adamw_settings(lambda kwargs: {"eps": 100 * kwargs["eps"]}),
     "epsilon too small": _adamw_settings(lambda kwargs: {"eps": kwargs["eps"] / 100}),
+    "no Nesterov momentum": _muon_settings(lambda found: {"nesterov": False}),
+    "one iteration less": _muon_settings(
+        lambda found: {"num_iterations": found["num_iterations"] - 1}
+    ),
+    "scale of the transposed matrix": around(
+        MuonSpec, "get_matrix_scale", _of_the_transposed_matrix
+    ),
+    "rate of the embedding ignored": patched(MuonSpec, get_lr_factor=lambda *settings: 1.0),
+    "shards are orthogonalized": patched(MatrixExchange, update=_of_each_slice),
     "norms decayed": _decay(True),
     "norms not decayed": _decay(False),
     "no clipping": lambda: _clip(lambda *settings: None),
@@ -401,6 +433,7 @@ MUTANTS: dict[str, Plant] = {
     "positions of the cache": _one_position_later,
 }
 
+_MUON = "optimizer.name=muon"
 FOUND = {
     "rate one step late": ("", "schedule", "rate of step 1", "schedule"),
     "rate of the last step": ("", "optimizer", "weights", "update"),
@@ -410,6 +443,20 @@ FOUND = {
     "beta2 is beta1": ("", "optimizer", "optimizer.beta2", "update"),
     "epsilon too large": ("", "optimizer", "weights", "update"),
     "epsilon too small": ("", "optimizer", "weights", "update"),
+    "no Nesterov momentum": (_MUON, "optimizer", "proj.weight weights", "update"),
+    "one iteration less": (_MUON, "optimizer", "proj.weight weights", "update"),
+    "scale of the transposed matrix": (
+        f"{_MUON} optimizer.muon.scale=original",
+        *("optimizer", "proj.weight weights", "update"),
+    ),
+    "rate of the embedding ignored": (
+        f"{_MUON} optimizer.muon.adamw_lr=1e-4",
+        *("optimizer", "embed_tokens.weight weights", "update"),
+    ),
+    "shards are orthogonalized": (
+        f"{_MUON} {TP}",
+        *("optimizer", "proj.weight weights", "update"),
+    ),
     "norms decayed": ("optimizer.decay_norms=false", "optimizer", "norm.weight", "update"),
     "norms not decayed": ("optimizer.decay_norms=true", "optimizer", "norm.weight", "update"),
     "decay with the peak rate": ("", "optimizer", "weight decay", "update"),
