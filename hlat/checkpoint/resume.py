@@ -28,6 +28,8 @@ from hlat.data.data_loader import DataLoader
 from hlat.data.prompt_tokenizer import find_added_bos_token
 from hlat.distributed.object_group import ObjectGroup, broadcast_object
 from hlat.engine.interface import Engine
+from hlat.model.decoder_spec import list_parameter_specs
+from hlat.optim.optimizer_spec import get_optimizer_spec
 from hlat.storage.storage_path import StoragePath, parse_storage_path
 from hlat.tracking import finished_runs
 from hlat.tracking.run_directory import EXTENSIONS_DIR
@@ -75,7 +77,17 @@ def resume(
     num_readable = config.schedule.total_steps + loader.num_skipped_batches
     rollbacks = rollback_log.load_rollbacks(checkpoints_dir, num_readable, group, tracker)
     loader.skip_batches(rollback.skipped for rollback in rollbacks)
-    checkpoint_store.load_checkpoint(path, engine.state_shards(), manifest)
+    fresh = training_checkpoint.list_fresh_state(
+        list_parameter_specs(config.model), get_optimizer_spec(config.optimizer.name), manifest
+    )
+    changed += [
+        f"{key} of {len(names)} parameters starts at zero, as the checkpoint has none"
+        for key, names in fresh.items()
+    ]
+    names = {name for each in fresh.values() for name in each}
+    omitted = {f"{key}/{name}" for name in names for key in (*fresh, "updates")}
+    shards = (shard for shard in engine.state_shards() if shard.name not in omitted)
+    checkpoint_store.load_checkpoint(path, shards, manifest)
     if state.step < compute_total_steps(config):
         prefix = "resuming from " if is_same_run else "starting from checkpoint.start_from="
         tracker.print_message("\n  ".join([f"{prefix}{path}", *changed]))

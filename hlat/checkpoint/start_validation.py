@@ -12,7 +12,6 @@ from hlat.storage.bounded_files import load_json
 
 _SOURCE_PREFIX, _TOKENIZER_KEY = "data.sources.", "data.tokenizer"
 """Keys of the fingerprint of the data that depend on the content of files."""
-_OPTIMIZER_KEY = "optimizer.name"
 _SOURCE = "a source"
 """Value of each source where the content of the files is not compared."""
 
@@ -75,10 +74,7 @@ def find_start_problems(
         origin = run_identity.INITIAL_WEIGHTS_DEFAULTS
         fixed = {key: value for key, value in fixed.items() if key not in origin}
         remedy = "set it back or choose another checkpoint.start_from"
-    # The state of another optimizer has other tensors
-    name = {_OPTIMIZER_KEY: config.optimizer.name}
-    saved_name = name | {k: v for k, v in saved.adjustable.items() if k == _OPTIMIZER_KEY}
-    differences = run_identity.find_differences(fixed | saved_name, current.fixed | name)
+    differences = run_identity.find_differences(fixed, current.fixed)
     problems = [f"{line}; {remedy}" for line in differences]
     settings = current.data["fingerprint"]
     recorded = {

@@ -40,6 +40,21 @@ def load_training_state(checkpoint: VerifiedCheckpoint, group: ObjectGroup) -> T
     return state
 
 
+def list_fresh_state(
+    parameters: Iterable[ParameterSpec], optimizer: OptimizerSpec, manifest: CheckpointManifest
+) -> dict[str, list[str]]:
+    """Return the parameters by each state tensor that a checkpoint of another optimizer lacks.
+
+    These parameters start with a state of zero, and with no updates.
+    """
+    fresh: dict[str, list[str]] = {}
+    for parameter in parameters:
+        for tensor in optimizer.list_state_tensors(parameter.role):
+            if f"{tensor.name}/{parameter.name}" not in manifest.tensors:
+                fresh.setdefault(tensor.name, []).append(parameter.name)
+    return fresh
+
+
 def _validate_state(state: TrainingState, manifest: CheckpointManifest) -> None:
     """Raise ConfigError if state and manifest are not those of one run at one step."""
     if state.step != manifest.step:

@@ -306,3 +306,23 @@ def test_a_checkpoint_contains_its_configuration_and_code_revision(uninterrupted
     assert state["data"]["fingerprint"]
     known = json.loads((uninterrupted.folder / "runs/whole/provenance.json").read_text())
     assert state["code_revision"] == (known["git_revision"] or "")
+
+
+def test_another_optimizer_continues_with_the_weights(runner):
+    options = ("run.name=x", "schedule.total_steps=20", "optimizer.lr=1e-3")
+    assert runner.run(*options, "run.steps=10").returncode == 0
+    done = runner.run(*options, "run.steps=15", "optimizer.name=muon")
+    assert done.returncode == 0, done.stderr
+    assert "optimizer.name was adamw, is muon" in done.stdout
+    assert (
+        "momentum_buffer of 14 parameters starts at zero, as the checkpoint has none" in done.stdout
+    )
+    assert "exp_avg" not in done.stdout
+    losses = dict(runner.losses("x"))
+    assert abs(losses[11] - losses[10]) < 0.2 < losses[1] - losses[10]
+    (event,) = [row for row in runner.rows("x", "events.jsonl") if row["event"] == "resume"]
+    assert any("momentum_buffer" in line for line in event["changed"])
+    back = runner.run(*options, "run.steps=20")
+    assert back.returncode == 0, back.stderr
+    assert "exp_avg of 14 parameters starts at zero" in back.stdout
+    assert len(runner.losses("x")) == 20

@@ -88,7 +88,7 @@ def test_start_problems_by_what_a_checkpoint_contains(compose):
     (problem,) = find("model.hidden_size=64")
     assert "model.hidden_size was 128, is 64; set it back" in problem
     other = dataclasses.replace(before, adjustable=before.adjustable | {"optimizer.name": "lion"})
-    assert "optimizer.name was lion, is adamw; set it back" in find(saved=other)[0]
+    assert find(saved=other) == find(saved=other, same=True) == []
     (problem,) = find(saved=dataclasses.replace(before, weights_only=True))
     assert "hlat export PATH output=DIR, then model.init_from=DIR" in problem
 
