@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from hlat.config.bounds import bounded
 from hlat.optim import adamw_spec
+from hlat.optim import lion_spec as lion_spec  # registers its specification
 from hlat.optim.muon_spec import MuonConfig
 
 RENAMED_PRESETS = {name: f"adamw_{name}" for name in ("tiny", "small", "1b", "hlat_7b", "hlat_70b")}
@@ -15,7 +16,7 @@ class OptimizerConfig:
     """Optimizer; the default values are those of HLAT's AdamW (paper, section III-A)."""
 
     name: str = adamw_spec.NAME
-    """Update rule: adamw, muon, or one of an extension."""
+    """Update rule: adamw, lion, muon, or one of an extension."""
     lr: float = bounded(above=0, below=float("inf"))
     """Peak learning rate."""
     beta1: float = bounded(0.9, min=0, below=1)

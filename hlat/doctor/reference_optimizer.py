@@ -99,7 +99,24 @@ def update_muon(
     return ReferenceState({"weights": weights, "momentum_buffer": average}, state.updates + 1)
 
 
-_UPDATES: dict[str, ReferenceUpdate] = {"adamw": update_adamw, "muon": update_muon}
+def update_lion(
+    settings: OptimizerConfig, state: ReferenceState, gradient: Array | float, learning_rate: float
+) -> ReferenceState:
+    """Return the state after one update of Lion (arXiv 2302.06675, algorithm 2)."""
+    momentum, beta1, beta2 = state.tensors["exp_avg"], settings.beta1, settings.beta2
+    direction = np.sign(beta1 * momentum + (1 - beta1) * gradient)
+    is_decayed = settings.decay_norms or state.weights.ndim > 1
+    decay = settings.weight_decay * is_decayed * state.weights
+    weights = state.weights - learning_rate * (direction + decay)
+    tensors = {"weights": weights, "exp_avg": beta2 * momentum + (1 - beta2) * gradient}
+    return ReferenceState(tensors, state.updates + 1)
+
+
+_UPDATES: dict[str, ReferenceUpdate] = {
+    "adamw": update_adamw,
+    "lion": update_lion,
+    "muon": update_muon,
+}
 """Updates by optimizer.name."""
 
 

@@ -10,6 +10,7 @@ from hlat.config.components import get_implementation
 from hlat.config.optimizer import OptimizerConfig
 from hlat.model.parameter_spec import ParameterRole
 from hlat.optim import adamw as adamw  # registers its update rule
+from hlat.optim import lion as lion
 from hlat.optim import muon as muon
 from hlat.optim.capturable_optimizer import CapturableOptimizer
 from hlat.optim.optimizer_spec import get_optimizer_spec

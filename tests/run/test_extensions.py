@@ -166,10 +166,10 @@ def test_the_doctor_passes_examples(hlat, small, folder, file, component, layout
 @pytest.mark.parametrize("recipe", ["bf16_sr", "mixed"])
 def test_the_doctor_passes_an_optimizer(hlat, small, folder, recipe) -> None:
     data = [word for word in small if word.startswith("data.")]
-    lion = ("extensions=[lion.py]", "optimizer.name=lion", "optimizer.beta2=0.99")
-    done = hlat("doctor", *data, *lion, f"precision={recipe}")
+    cautious = ("extensions=[cautious_adamw.py]", "optimizer.name=cautious_adamw")
+    done = hlat("doctor", *data, *cautious, f"precision={recipe}")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "pass  optimizer       updates are those of Lion in fp64 to " in done.stdout
+    assert "pass  optimizer       updates are those of cautious AdamW in fp64 to " in done.stdout
 
 
 @pytest.mark.parametrize(

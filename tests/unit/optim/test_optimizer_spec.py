@@ -11,8 +11,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hlat.config import components
 from hlat.model.parameter_spec import ParameterRole
+from hlat.optim import lion
 from hlat.optim.adamw import compute_adamw_update
 from hlat.optim.adamw_spec import AdamWSpec
+from hlat.optim.lion_spec import LionSpec
 from hlat.optim.optimizer_spec import OptimizerSpec, StateTensor
 from tests.conftest import REPOSITORY
 
@@ -50,10 +52,15 @@ def test_adamw_has_the_flops_of_its_update_rule() -> None:
     assert spec.get_update_flops(ParameterRole.matrix) == count_flops(compute_adamw_update, spec)
 
 
-def test_lion_has_the_flops_of_its_update_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lion_has_the_flops_of_its_update_rule() -> None:
+    spec = LionSpec()
+    assert spec.get_update_flops(ParameterRole.matrix) == count_flops(lion.compute_update, spec)
+
+
+def test_an_extension_has_the_flops_of_its_update_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(components, "_components", dict(components._components))
-    extension = runpy.run_path(str(REPOSITORY / "examples/lion.py"))
-    spec: OptimizerSpec = extension["LionSpec"]()
+    extension = runpy.run_path(str(REPOSITORY / "examples/cautious_adamw.py"))
+    spec: OptimizerSpec = extension["CautiousAdamWSpec"]()
     flops = count_flops(extension["compute_update"], spec)
     assert spec.get_update_flops(ParameterRole.matrix) == flops
 
