@@ -1,11 +1,13 @@
 """Optimizers of whole matrices give the results of one process in every layout."""
 
 import functools
+from unittest import mock
 
 import numpy as np
 import pytest
 
 from hlat.config.run import Config
+from hlat.engine.native import matrix_exchange
 from hlat.engine.native.native_engine import NativeEngine
 from tests.distributed import checks
 from tests.distributed.checks import layers
@@ -38,9 +40,10 @@ CASES = [pytest.param(name, marks=slow_unless(name in DEFAULT)) for name in LAYO
 
 
 def train_and_save(config: Config) -> dict[tuple[str, tuple[int, ...]], np.ndarray]:
-    """Train, and return all shards that this rank saves."""
+    """Train, and return all shards that this rank saves; matrices are exchanged in many batches."""
     engine = NativeEngine()
-    engine.build(config)
+    with mock.patch.object(matrix_exchange, "_BATCH_NUMEL", 1 << 11):
+        engine.build(config)
     for batch in checks.batches(config, STEPS):
         checks.run_step(engine, batch)
     shards = {

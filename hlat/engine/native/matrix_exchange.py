@@ -1,14 +1,15 @@
 """Assembly of matrices from the shards of several ranks, on one owner for each matrix.
 
-An optimizer that needs whole matrices divides them among the ranks that share them, balanced by the
-cost of their updates. In each step an owner receives the slices of its matrices, and sends the
-result to every rank that has a slice. The next matrices are in transit while an owner computes.
+The matrices are divided among the ranks that share them, balanced by the cost of their updates. In
+each step an owner receives the slices of its matrices, and returns the results to all ranks that
+have slices. The next matrices are in transit while an owner computes.
 """
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,31 +20,53 @@ _BATCH_NUMEL = 1 << 24
 """Elements of matrices that are exchanged at a time, unless one matrix has more."""
 
 
+Rectangle = tuple[int, int, int, int]
+"""First row, number of rows, first column and number of columns."""
+
+
 @dataclass(frozen=True)
 class MatrixSlice:
-    """Rectangle of a matrix: [first row, rows, first column, columns]."""
+    """Slice of a matrix on this rank.
+
+    Attributes:
+        name: Name of the matrix.
+        rectangle: Its rows and columns.
+        is_main_replica: True on one of the ranks that have the slice. The main replicas together
+            are the whole matrix.
+    """
 
     name: str
-    rectangle: tuple[int, int, int, int]
+    rectangle: Rectangle
     is_main_replica: bool
-    """True on one of the ranks that have the slice; these slices are the whole matrix."""
 
-    @property
-    def numel(self) -> int:
-        """Number of elements."""
-        return self.rectangle[1] * self.rectangle[3]
+
+class _Holder(NamedTuple):
+    """Rank that has a slice, and the index of the slice in the list of that rank."""
+
+    rank: int
+    index: int
+    rectangle: Rectangle
+    is_main_replica: bool
 
 
 @dataclass(frozen=True)
 class _Transfer:
-    """Slice that a rank sends to another rank or to itself, by the indices of the ranks."""
+    """Transfer of a slice between two ranks along the axis, or within a rank.
+
+    Attributes:
+        sender: Rank with the tensor.
+        receiver: Rank that needs it.
+        name: Name of the matrix.
+        rectangle: Rows and columns of the slice.
+        index: Index of the slice in the list of the rank that has it: the sender of a gradient, and
+            the receiver of a result.
+    """
 
     sender: int
     receiver: int
     name: str
-    rectangle: tuple[int, int, int, int]
+    rectangle: Rectangle
     index: int
-    """Index of the slice on the rank that is not the owner."""
 
     @property
     def numel(self) -> int:
@@ -70,11 +93,12 @@ class MatrixExchange:
             [[s.name, s.rectangle, s.is_main_replica, costs[s.name]] for s in slices]
         )
         messages = [json.loads(each) for each in axis.all_gather_object(message.encode())]
-        holders: dict[str, list[tuple[int, int, tuple[int, int, int, int], bool]]] = {}
+        holders: dict[str, list[_Holder]] = {}
         all_costs: dict[str, float] = {}
         for rank, rows in enumerate(messages):
             for index, (name, rectangle, is_main, cost) in enumerate(rows):
-                holders.setdefault(name, []).append((rank, index, tuple(rectangle), is_main))
+                holder = _Holder(rank, index, tuple(rectangle), is_main)
+                holders.setdefault(name, []).append(holder)
                 all_costs[name] = cost
         self._shapes = {name: _compute_shape(each) for name, each in holders.items()}
         owners = assign_owners(all_costs, axis.size)
@@ -87,8 +111,8 @@ class MatrixExchange:
             for name in names:
                 gathers += _plan_gathers(name, owners[name], holders[name])
                 scatters += [
-                    _Transfer(owners[name], rank, name, rectangle, index)
-                    for rank, index, rectangle, _ in holders[name]
+                    _Transfer(owners[name], one.rank, name, one.rectangle, one.index)
+                    for one in holders[name]
                 ]
             self._batches.append((names, gathers, scatters))
 
@@ -117,9 +141,9 @@ class MatrixExchange:
             for name, matrix in matrices.items():
                 results[name] = compute(name, matrix)
             scattered.append(self._start(scatters, partial(_select, results), result_dtype))
-        for finish in scattered:
-            for transfer, part in finish():
-                yield transfer.index, part
+            if number:
+                yield from ((transfer.index, part) for transfer, part in scattered.pop(0)())
+        yield from ((transfer.index, part) for transfer, part in scattered.pop()())
 
     def _assemble(
         self,
@@ -197,21 +221,17 @@ def assign_owners(costs: Mapping[str, float], num_ranks: int) -> dict[str, int]:
     return owners
 
 
-def _plan_gathers(
-    name: str, owner: int, holders: Sequence[tuple[int, int, tuple[int, int, int, int], bool]]
-) -> Iterator[_Transfer]:
+def _plan_gathers(name: str, owner: int, holders: Sequence[_Holder]) -> Iterator[_Transfer]:
     """Yield a transfer per slice: from the owner if it has the slice, else from another rank."""
-    for rectangle in [rectangle for _, _, rectangle, is_main in holders if is_main]:
-        senders = {rank: index for rank, index, each, _ in holders if each == rectangle}
+    for rectangle in [one.rectangle for one in holders if one.is_main_replica]:
+        senders = {one.rank: one.index for one in holders if one.rectangle == rectangle}
         ranks = sorted(senders)
         sender = owner if owner in senders else ranks[owner % len(ranks)]
         yield _Transfer(sender, owner, name, rectangle, senders[sender])
 
 
-def _compute_shape(
-    holders: Sequence[tuple[int, int, tuple[int, int, int, int], bool]],
-) -> tuple[int, int]:
-    rectangles = [rectangle for _, _, rectangle, _ in holders]
+def _compute_shape(holders: Sequence[_Holder]) -> tuple[int, int]:
+    rectangles = [one.rectangle for one in holders]
     return max(r[0] + r[1] for r in rectangles), max(r[2] + r[3] for r in rectangles)
 
 
@@ -219,6 +239,6 @@ def _select(results: Mapping[str, Tensor], transfer: _Transfer) -> Tensor:
     return _get_rectangle(results[transfer.name], transfer.rectangle)
 
 
-def _get_rectangle(matrix: Tensor, rectangle: tuple[int, int, int, int]) -> Tensor:
+def _get_rectangle(matrix: Tensor, rectangle: Rectangle) -> Tensor:
     first_row, num_rows, first_column, num_columns = rectangle
     return matrix[first_row : first_row + num_rows, first_column : first_column + num_columns]
