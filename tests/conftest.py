@@ -196,9 +196,9 @@ def small(corpus: Path) -> list[str]:
 @pytest.fixture(scope="session")
 def compose() -> Callable[..., DictConfig]:
     """Compose a configuration from overrides, as the command line does."""
-    composition.register_configs()
 
     def composed(*overrides: str) -> DictConfig:
+        composition.register_configs()
         with initialize_config_dir(config_dir=str(find_package_dir("conf")), version_base="1.3"):
             return hydra_compose("config", list(overrides))
 
