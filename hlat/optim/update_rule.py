@@ -36,7 +36,7 @@ class UpdateRule:
             dtype, the number of updates including this one, the learning rate in the same dtype,
             and the parameter group.
         fused: Kernel with the same result up to rounding.
-        compute_matrix: For roles whose update is not element-wise. Returns the update of a whole
+        compute_matrix: For roles without an element-wise update. Returns the update of a whole
             matrix, in any dtype, and its new state, given gradient and state in fp32, the number of
             updates, and the parameter group. The product of update, learning rate and the
             specification's `get_matrix_scale` is subtracted from the decayed weights.

@@ -286,10 +286,10 @@ def compute_matrix_update_flops(
 def compute_matrix_exchange_bytes(
     config: Config, mesh: ParallelDegrees, stage: PipelineStageShard
 ) -> float:
-    """Return the bytes that a rank sends in a step so that matrices are updated as a whole.
+    """Return the bytes that a rank transfers in a step so that matrices are updated as a whole.
 
-    Each rank sends fp32 gradients of its shard to the owners, and as an owner updates to all ranks
-    with a shard. Without ZeRO the data-parallel ranks have the same shards.
+    They are fp32 gradients, from shards to owners, and updates, from owners to all shards. Without
+    ZeRO the data-parallel ranks have the same shards.
     """
     optimizer, ranks = get_optimizer_spec(config.optimizer.name), mesh.dp * mesh.tp
     numel = sum(n for role, n in stage.numels_by_role if not optimizer.is_elementwise(role))

@@ -17,9 +17,7 @@ from torch import Tensor
 from hlat.distributed.mesh_axis import MeshAxis
 
 _BATCH_NUMEL = 1 << 24
-"""Elements of matrices that are exchanged at a time, unless one matrix has more."""
-
-
+"""Elements per rank of the matrices of a batch, unless one matrix has more."""
 Rectangle = tuple[int, int, int, int]
 """First row, number of rows, first column and number of columns."""
 
@@ -73,6 +71,48 @@ class _Transfer:
         return self.rectangle[1] * self.rectangle[3]
 
 
+class _AllToAll:
+    """Transfers of one all-to-all that start or end on this rank."""
+
+    def __init__(self, axis: MeshAxis, device: torch.device, transfers: list[_Transfer]) -> None:
+        self._axis, self._device = axis, device
+        rank, others = axis.rank, [t for t in transfers if t.sender != t.receiver]
+        self._local = [t for t in transfers if t.sender == t.receiver == rank]
+        self._sent = sorted(
+            (t for t in others if t.sender == rank), key=lambda transfer: transfer.receiver
+        )
+        self._received = sorted(
+            (t for t in others if t.receiver == rank), key=lambda transfer: transfer.sender
+        )
+        self._input_splits, self._output_splits = [0] * axis.size, [0] * axis.size
+        for transfer in self._sent:
+            self._input_splits[transfer.receiver] += transfer.numel
+        for transfer in self._received:
+            self._output_splits[transfer.sender] += transfer.numel
+
+    def start(
+        self, get_tensor: Callable[[_Transfer], Tensor], dtype: torch.dtype
+    ) -> Callable[[], Iterator[tuple[_Transfer, Tensor]]]:
+        """Start the transfers; return a function that waits and yields those to this rank."""
+        local = [(t, get_tensor(t).reshape(t.rectangle[1::2])) for t in self._local]
+        if self._axis.size == 1:
+            return lambda: iter(local)
+        empty = torch.empty(0, dtype=dtype, device=self._device)
+        flat = torch.cat([empty, *(get_tensor(t).reshape(-1).to(dtype) for t in self._sent)])
+        output = empty.new_empty(sum(self._output_splits))
+        splits = self._output_splits, self._input_splits
+        work = self._axis.all_to_all_async(output, flat, *splits)
+
+        def finish() -> Iterator[tuple[_Transfer, Tensor]]:
+            work.wait()
+            yield from local
+            tensors = torch.split(output, [t.numel for t in self._received])
+            for transfer, tensor in zip(self._received, tensors, strict=True):
+                yield transfer, tensor.view(transfer.rectangle[1::2])
+
+        return finish
+
+
 class MatrixExchange:
     """Plan of the transfers of a step; all ranks along an axis create it.
 
@@ -88,7 +128,7 @@ class MatrixExchange:
         device: torch.device,
     ) -> None:
         """Plan the transfers of the slices of this rank, given the cost of the update by matrix."""
-        self._axis, self._device = axis, device
+        self._device = device
         message = json.dumps(
             [[s.name, s.rectangle, s.is_main_replica, costs[s.name]] for s in slices]
         )
@@ -100,13 +140,11 @@ class MatrixExchange:
                 holder = _Holder(rank, index, tuple(rectangle), is_main)
                 holders.setdefault(name, []).append(holder)
                 all_costs[name] = cost
-        self._shapes = {name: _compute_shape(each) for name, each in holders.items()}
+        shapes = {name: _compute_shape(each) for name, each in holders.items()}
         owners = assign_owners(all_costs, axis.size)
-        self.owned = {
-            name: shape for name, shape in self._shapes.items() if owners[name] == axis.rank
-        }
+        self.owned = {name: shape for name, shape in shapes.items() if owners[name] == axis.rank}
         self._batches = []
-        for names in self._divide([*owners]):
+        for names in _divide([*owners], shapes, _BATCH_NUMEL * axis.size):
             gathers, scatters = list[_Transfer](), list[_Transfer]()
             for name in names:
                 gathers += _plan_gathers(name, owners[name], holders[name])
@@ -114,7 +152,8 @@ class MatrixExchange:
                     _Transfer(owners[name], one.rank, name, one.rectangle, one.index)
                     for one in holders[name]
                 ]
-            self._batches.append((names, gathers, scatters))
+            plans = (_AllToAll(axis, device, transfers) for transfers in (gathers, scatters))
+            self._batches.append(([name for name in names if name in self.owned], *plans))
 
     def update(
         self,
@@ -126,87 +165,29 @@ class MatrixExchange:
 
         Args:
             slices: Slices of the matrices, in the order of the constructor.
-            compute: Returns the result for a matrix that this rank owns.
+            compute: Returns the result for an fp32 matrix that this rank owns.
             result_dtype: dtype of the results.
         """
-        dtype = torch.float32
-        pending = [self._start(self._batches[0][1], lambda t: slices[t.index], dtype)]
-        scattered = []
-        for number, (names, _, scatters) in enumerate(self._batches):
-            if number + 1 < len(self._batches):
-                following = self._batches[number + 1][1]
-                pending.append(self._start(following, lambda t: slices[t.index], dtype))
-            results = {}
-            matrices = self._assemble(names, pending.pop(0), dtype)
-            for name, matrix in matrices.items():
-                results[name] = compute(name, matrix)
-            scattered.append(self._start(scatters, partial(_select, results), result_dtype))
-            if number:
-                yield from ((transfer.index, part) for transfer, part in scattered.pop(0)())
-        yield from ((transfer.index, part) for transfer, part in scattered.pop()())
-
-    def _assemble(
-        self,
-        names: Sequence[str],
-        finish: Callable[[], list[tuple[_Transfer, Tensor]]],
-        dtype: torch.dtype,
-    ) -> dict[str, Tensor]:
-        """Return the matrices of a batch that this rank owns."""
-        matrices = {
-            name: torch.empty(self.owned[name], dtype=dtype, device=self._device)
-            for name in names
-            if name in self.owned
-        }
-        for transfer, part in finish():
-            _get_rectangle(matrices[transfer.name], transfer.rectangle).copy_(part)
-        return matrices
-
-    def _start(
-        self,
-        transfers: Sequence[_Transfer],
-        get_tensor: Callable[[_Transfer], Tensor],
-        dtype: torch.dtype,
-    ) -> Callable[[], list[tuple[_Transfer, Tensor]]]:
-        """Start transfers; return a function that waits and returns those to this rank."""
-        rank, size = self._axis.rank, self._axis.size
-        local = [
-            (t, get_tensor(t).reshape(t.rectangle[1::2]))
-            for t in transfers
-            if t.sender == t.receiver == rank
-        ]
-        if size == 1:
-            return lambda: local
-        sent = [[t for t in transfers if t.sender == rank and t.receiver == r] for r in range(size)]
-        received = [
-            [t for t in transfers if t.receiver == rank and t.sender == r] for r in range(size)
-        ]
-        sent[rank], received[rank] = [], []
-        parts = [get_tensor(t).reshape(-1).to(dtype) for each in sent for t in each]
-        flat = torch.cat(parts) if parts else torch.empty(0, dtype=dtype, device=self._device)
-        splits = [[sum(t.numel for t in each) for each in by_rank] for by_rank in (sent, received)]
-        output = torch.empty(sum(splits[1]), dtype=dtype, device=self._device)
-        work = self._axis.all_to_all_async(output, flat, splits[1], splits[0])
-
-        def finish() -> list[tuple[_Transfer, Tensor]]:
-            work.wait()
-            order = [t for each in received for t in each]
-            tensors = torch.split(output, [t.numel for t in order])
-            shaped = (x.view(t.rectangle[1::2]) for t, x in zip(order, tensors, strict=True))
-            return [*local, *zip(order, shaped, strict=True)]
-
-        return finish
-
-    def _divide(self, names: Sequence[str]) -> list[list[str]]:
-        """Divide matrices into batches of about equal size."""
-        batches, numel = [list[str]()], 0
-        for name in names:
-            num_rows, num_columns = self._shapes[name]
-            if batches[-1] and numel + num_rows * num_columns > _BATCH_NUMEL * self._axis.size:
-                batches.append([])
-                numel = 0
-            batches[-1].append(name)
-            numel += num_rows * num_columns
-        return batches
+        gathers = (
+            gather.start(lambda transfer: slices[transfer.index], torch.float32)
+            for _, gather, _ in self._batches
+        )
+        following, previous = next(gathers), None
+        for names, _, scatter in self._batches:
+            gathered, following = following, next(gathers, None)
+            matrices = {
+                name: torch.empty(self.owned[name], dtype=torch.float32, device=self._device)
+                for name in names
+            }
+            for transfer, part in gathered():
+                _get_rectangle(matrices[transfer.name], transfer.rectangle).copy_(part)
+            results = {name: compute(name, matrix) for name, matrix in matrices.items()}
+            scattered = scatter.start(partial(_select, results), result_dtype)
+            if previous is not None:
+                yield from _iterate_indices(previous())
+            previous = scattered
+        assert previous is not None
+        yield from _iterate_indices(previous())
 
 
 def assign_owners(costs: Mapping[str, float], num_ranks: int) -> dict[str, int]:
@@ -221,6 +202,21 @@ def assign_owners(costs: Mapping[str, float], num_ranks: int) -> dict[str, int]:
     return owners
 
 
+def _divide(
+    names: Sequence[str], shapes: Mapping[str, tuple[int, int]], max_numel: int
+) -> list[list[str]]:
+    """Divide matrices into batches of at most `max_numel` elements, or of one matrix."""
+    batches, numel = [list[str]()], 0
+    for name in names:
+        num_rows, num_columns = shapes[name]
+        if batches[-1] and numel + num_rows * num_columns > max_numel:
+            batches.append([])
+            numel = 0
+        batches[-1].append(name)
+        numel += num_rows * num_columns
+    return batches
+
+
 def _plan_gathers(name: str, owner: int, holders: Sequence[_Holder]) -> Iterator[_Transfer]:
     """Yield a transfer per slice: from the owner if it has the slice, else from another rank."""
     for rectangle in [one.rectangle for one in holders if one.is_main_replica]:
@@ -233,6 +229,12 @@ def _plan_gathers(name: str, owner: int, holders: Sequence[_Holder]) -> Iterator
 def _compute_shape(holders: Sequence[_Holder]) -> tuple[int, int]:
     rectangles = [one.rectangle for one in holders]
     return max(r[0] + r[1] for r in rectangles), max(r[2] + r[3] for r in rectangles)
+
+
+def _iterate_indices(
+    received: Iterator[tuple[_Transfer, Tensor]],
+) -> Iterator[tuple[int, Tensor]]:
+    return ((transfer.index, part) for transfer, part in received)
 
 
 def _select(results: Mapping[str, Tensor], transfer: _Transfer) -> Tensor:

@@ -67,7 +67,7 @@ class MatrixOptimizer(torch.optim.Optimizer):
             rounding: Stochastic rounding of weights and state in bf16; None: to nearest.
             device: Device of the state.
         """
-        groups = [*param_groups] or [{"params": []}]  # a rank without rows can own matrices
+        groups = [*param_groups] or [{"params": []}]  # torch rejects a list without groups
         super().__init__(groups, {"lr": config.optimizer.lr, "lr_factor": 1.0})
         if rule.compute_matrix is None:
             raise ConfigError(
