@@ -172,7 +172,8 @@ def compute_step_time(config: Config, speed: AchievedSpeed) -> StepTime:
             compute_optimizer_bytes(config, mesh, largest) / speed.memory,
         )
         + compute_matrix_update_flops(config, mesh, largest) / speed.flops
-        + compute_matrix_exchange_bytes(config, mesh, largest) / speed.link,
+        + compute_matrix_exchange_bytes(config, mesh, largest)
+        / _get_bandwidth(config, mesh.dp * mesh.tp - 1, speed),
         hidden=hidden,
     )
 
