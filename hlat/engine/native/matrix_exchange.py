@@ -9,7 +9,6 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,7 +37,8 @@ class MatrixSlice:
     is_main_replica: bool
 
 
-class _Holder(NamedTuple):
+@dataclass(frozen=True)
+class _Holder:
     """Rank that has a slice, and the index of the slice in the list of that rank."""
 
     rank: int
@@ -143,7 +143,7 @@ class MatrixExchange:
         shapes = {name: _compute_shape(each) for name, each in holders.items()}
         owners = assign_owners(all_costs, axis.size)
         self.owned = {name: shape for name, shape in shapes.items() if owners[name] == axis.rank}
-        self._batches = []
+        self._batches: list[tuple[list[str], _AllToAll, _AllToAll]] = []
         for names in _divide([*owners], shapes, _BATCH_NUMEL * axis.size):
             gathers, scatters = list[_Transfer](), list[_Transfer]()
             for name in names:
@@ -152,8 +152,9 @@ class MatrixExchange:
                     _Transfer(owners[name], one.rank, name, one.rectangle, one.index)
                     for one in holders[name]
                 ]
-            plans = (_AllToAll(axis, device, transfers) for transfers in (gathers, scatters))
-            self._batches.append(([name for name in names if name in self.owned], *plans))
+            owned = [name for name in names if name in self.owned]
+            gather, scatter = (_AllToAll(axis, device, each) for each in (gathers, scatters))
+            self._batches.append((owned, gather, scatter))
 
     def update(
         self,
@@ -172,9 +173,9 @@ class MatrixExchange:
             gather.start(lambda transfer: slices[transfer.index], torch.float32)
             for _, gather, _ in self._batches
         )
-        following, previous = next(gathers), None
+        gathered, previous = next(gathers), None
         for names, _, scatter in self._batches:
-            gathered, following = following, next(gathers, None)
+            following = next(gathers, None)
             matrices = {
                 name: torch.empty(self.owned[name], dtype=torch.float32, device=self._device)
                 for name in names
@@ -186,6 +187,8 @@ class MatrixExchange:
             if previous is not None:
                 yield from _iterate_indices(previous())
             previous = scattered
+            if following is not None:
+                gathered = following
         assert previous is not None
         yield from _iterate_indices(previous())
 
