@@ -23,7 +23,7 @@ from hlat.config.run_steps import compute_total_steps
 from hlat.distributed import exit_record, rank_environment
 from hlat.engine.neuron import neuron_packages
 from hlat.plan.feasibility import validate_feasibility, validate_vocab_size
-from hlat.recovery import run_copy, signal_handler
+from hlat.recovery import signal_handler
 
 if TYPE_CHECKING:
     from hlat.data.data_loader import DataLoader
@@ -41,6 +41,8 @@ def main(composed: DictConfig) -> ExitCode:
         print_preview(config.data, config.phase, config.batch, config.run.seed)
         return ExitCode.FINISHED
     validate_feasibility(config)
+    from hlat.recovery import run_copy
+
     yaml = format_run_config(composed, str(config.run.name))
     if run_copy.use_finished_run(config, yaml, overrides):
         return exit_record.run_with_exit_record(lambda: ExitCode.FINISHED)
