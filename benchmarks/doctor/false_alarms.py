@@ -2,7 +2,7 @@
 
 Usage: python benchmarks/doctor/false_alarms.py [--seeds 20] [--layouts 5] [--models NAME ...]
 
-All checks run for each desk preset, layout and seed. Writes false_alarms.json and the table of
+All checks run for each tiny preset, layout and seed. Writes false_alarms.json and the table of
 README.md. Exits with 1 after a false alarm.
 """
 
@@ -87,7 +87,7 @@ def render(result: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    presets = [name for name in list_choices("model") if name.endswith("_desk")]
+    presets = [name for name in list_choices("model") if name.endswith("_tiny")]
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--layouts", type=int, default=len(LAYOUTS))

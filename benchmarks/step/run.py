@@ -1,6 +1,6 @@
 """Measure the tokens per second of a training step, for hlat and its peers.
 
-Usage: python benchmarks/step/run.py [--device cuda] [--shapes small,qwen3_desk] [--rounds 5]
+Usage: python benchmarks/step/run.py [--device cuda] [--shapes small,qwen3_tiny] [--rounds 5]
     [--only TEXT ...]
 
 Each contestant has a separate process (measure.py). Those of one shape and recipe run at the same

@@ -34,6 +34,7 @@ from hlat.config.renamed_keys import (
     rename_override,
     warn_of_former_names,
 )
+from hlat.model.families import FAMILY_NAMES
 
 _MAX_COMPOSED = 64
 """Number of configurations in memory, one per combination of choices."""
@@ -42,6 +43,7 @@ _composed_package_files: dict[tuple[str | None, ...], DictConfig] = {}
 _RENAMED_CHOICES = {
     "experiment/desk": "experiment/small_study",
     "recovery/desk": "recovery/interactive",
+    **{f"model/{family}_desk": f"model/{family}_tiny" for family in FAMILY_NAMES},
     **{f"optimizer/{before}": f"optimizer/{now}" for before, now in RENAMED_PRESETS.items()},
 }
 """Former files of conf/ that overrides and files may name until the next version."""
@@ -230,7 +232,11 @@ class _ConfigRepository(ConfigRepository):
             return found
         before, now = (each.replace("/", "=") for each in (path, _RENAMED_CHOICES[path]))
         print_once(f"hlat: {before} is now {now}; the next version rejects {before}")
-        return super().load_config(_RENAMED_CHOICES[path])
+        found = super().load_config(_RENAMED_CHOICES[path])
+        if found is not None and path.startswith("model/"):
+            name = path.removeprefix("model/")  # runs contain the name of their model
+            OmegaConf.update(found.config, "name", name)
+        return found
 
 
 def _refuse_hidden_choices(config_search_path: ConfigSearchPath) -> None:

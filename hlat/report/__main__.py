@@ -28,7 +28,7 @@ examples:
   hlat report runs/tiny                 the report of a run
   hlat report runs/tiny serve=8080      the same page in a browser, while the run trains
   hlat report runs                      a comparison of all runs in runs/
-  hlat report runs/desk                 the graph, scores and runs of a campaign
+  hlat report runs/hlat_tiny            the graph, scores and runs of a campaign
   hlat report runs/sweeps/beta2 wandb=my-team/hlat      also as a report in W&B
   hlat report tables runs/tiny          the paper's Tables II, IV and V beside the run's scores
   hlat report tables runs/a runs/b      also all scores, and differences paired by item

@@ -24,8 +24,8 @@ from hlat.model.token_sampling import select_argmax_tokens
 from hlat.optim.adamw import ADAMW
 from hlat.optim.optimizer_factory import build_optimizer, build_param_groups
 from tests.support.model_families import (
-    DESK_MODELS,
     MAX_LENGTH,
+    TINY_MODELS,
     build_decoder,
     build_transformers_model,
     get_canonical_tensors,
@@ -199,7 +199,7 @@ def test_greedy_generation(family: str, data: st.DataObject) -> None:
 
 @each_family
 def test_generation_beyond_the_window_of_a_preset(family: str) -> None:
-    model = DESK_MODELS[family]
+    model = TINY_MODELS[family]
     peer = build_transformers_model(model).eval()
     prompt = sample_tokens(model, 1, 60)
     expected = generate(peer, prompt)
@@ -241,7 +241,7 @@ def generate_greedily(decoder: Decoder, prompt: Tensor, num_tokens: int) -> Tens
 
 def test_a_small_difference_is_found() -> None:
     """Check that the tolerance is below the effect of each component of a model."""
-    model: ModelConfig = DESK_MODELS["qwen3"]
+    model: ModelConfig = TINY_MODELS["qwen3"]
     peer = build_transformers_model(model)
     decoder = build_decoder(model, peer)
     tokens = sample_tokens(model, 1, 8)

@@ -47,10 +47,10 @@ OPTIONS = {
     "head tied to another stage": f"{PP} model.tie_embeddings=true",
     "gradient of zero": "model.attention.qkv_bias=true model.rope.layer_pattern=[false,true]",
 }
-FAMILIES = {name: f"model={name}" for name in list_choices("model") if name.endswith("_desk")}
+FAMILIES = {name: f"model={name}" for name in list_choices("model") if name.endswith("_tiny")}
 CORRECT = HEALTHY | OPTIONS | FAMILIES | {name: f"{KV} {COMPONENTS[name]}" for name in COMPONENTS}
 
-DEFAULT = {"single", "olmo3_desk", "qwen2_desk"}
+DEFAULT = {"single", "olmo3_tiny", "qwen2_tiny"}
 SLOW_BUGS = {
     *("one layer leaks", "documents see ahead", "labels not shifted", "gate without up"),
     *("mean of means", "scaled by sqrt(L)", "epsilon inside the root", "rate ignored"),

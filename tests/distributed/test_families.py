@@ -32,11 +32,11 @@ def configure_family(configure):
     """Configure a small model of a family; its window is shorter than the sequences."""
 
     def make(family: str, layout: str, *overrides: str) -> Config:
-        config = configure(layout, f"model={family}_desk", *overrides)
+        config = configure(layout, f"model={family}_tiny", *overrides)
         if config.model.attention.sliding_window is None:
             return config
         window = "model.attention.sliding_window=9"
-        return configure(layout, f"model={family}_desk", window, *overrides)
+        return configure(layout, f"model={family}_tiny", window, *overrides)
 
     return make
 

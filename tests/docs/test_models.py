@@ -73,7 +73,7 @@ def test_every_key_of_a_component_is_described(key: str) -> None:
 def test_every_family_is_described(family: str) -> None:
     row = f"| `{family}` | `{FAMILIES[family].model_type}` |"
     assert row in GENERATOR.PAGE.read_text()
-    assert (REPOSITORY / f"conf/model/{family}_desk.yaml").is_file()
+    assert (REPOSITORY / f"conf/model/{family}_tiny.yaml").is_file()
 
 
 def test_table_has_every_family_and_column() -> None:

@@ -116,7 +116,7 @@ def _build_index(directory: Path) -> list[bytes]:
 def _build_configs(directory: Path) -> list[bytes]:
     presets = compose.load_model_presets()
     configs = []
-    for fields in [vars(MODEL), *(presets.get(f"{family}_desk") for family in FAMILY_NAMES)]:
+    for fields in [vars(MODEL), *(presets.get(f"{family}_tiny") for family in FAMILY_NAMES)]:
         if fields is not None:
             model = cast(ModelConfig, OmegaConf.to_object(OmegaConf.merge(ModelConfig, fields)))
             configs.append(hugging_face_config.build_hf_config(model, 64, 0, Dtype.bf16))

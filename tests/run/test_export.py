@@ -206,14 +206,14 @@ def test_train_with_the_printed_command(trained, runner, do):
 @pytest.mark.parametrize("name", [None, "mine"])
 def test_the_printed_command_selects_the_model(runner, do, name):
     """Export a preset with another value, also under a name without a preset."""
-    model = ["model=gemma3_desk", "model.rope.sliding_theta=5000"]
+    model = ["model=gemma3_tiny", "model.rope.sliding_theta=5000"]
     model += [] if name is None else [f"model.name={name}"]
     done = runner.run(*model, "run.name=x", "run.steps=1")
     assert done.returncode == 0, done.stderr
     done = do("runs/x", "--output", "out")
     assert done.code == 0, done.err
     command = train_with_printed_command(runner, done.out)
-    assert ("model=gemma3_desk" in command) == (name is None)
+    assert ("model=gemma3_tiny" in command) == (name is None)
     ended, began = (
         [row["loss"] for row in runner.rows(run, "events.jsonl") if row["event"] == "evaluate"]
         for run in ("x", "y")

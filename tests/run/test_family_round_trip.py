@@ -22,7 +22,7 @@ from hlat.model.families import FAMILY_NAMES
 from hlat.model.loss import build_next_token_targets, linear_cross_entropy
 from tests.run.conftest import call_command
 from tests.support.model_families import (
-    DESK_MODELS,
+    TINY_MODELS,
     build_transformers_model,
     get_canonical_tensors,
 )
@@ -69,8 +69,8 @@ def test_losses_agree_before_and_after_training(runner, record_property, family)
     record_property("family", family)
     record_property("column", "import")
     record_property("column", "export")
-    desk = DESK_MODELS[family]
-    model = dataclasses.replace(desk, hidden_size=64, intermediate_size=176)
+    tiny = TINY_MODELS[family]
+    model = dataclasses.replace(tiny, hidden_size=64, intermediate_size=176)
     start = runner.folder / "start"
     peer = build_transformers_model(model)
     peer.save_pretrained(start, max_shard_size="400KB")
@@ -81,7 +81,7 @@ def test_losses_agree_before_and_after_training(runner, record_property, family)
     before, expected = compute_losses(start, model)
     assert before == pytest.approx(expected, rel=1e-5)
 
-    settings = [f"model={family}_desk", f"model.num_layers={desk.num_layers}"]
+    settings = [f"model={family}_tiny", f"model.num_layers={tiny.num_layers}"]
     done = runner.run(
         *settings, "model.init_from=start", "run.name=x", "run.steps=10", "precision=fp32"
     )

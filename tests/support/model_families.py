@@ -61,7 +61,7 @@ def load_preset(name: str) -> ModelConfig:
     return parse_section(ModelConfig, settings.get("model", settings))
 
 
-DESK_MODELS = {name: load_preset(f"{name}_desk") for name in FAMILY_NAMES}
+TINY_MODELS = {name: load_preset(f"{name}_tiny") for name in FAMILY_NAMES}
 """Preset of about 1.5 M parameters by family."""
 
 
@@ -96,7 +96,7 @@ def small_models(draw: st.DrawFn, family: str) -> ModelConfig:
         **UNSCALED,
         **SCALINGS[draw(st.sampled_from(list(SCALINGS)))],
     }
-    model = DESK_MODELS[family]
+    model = TINY_MODELS[family]
     if model.rope.sliding_theta is not None:
         settings["rope.sliding_theta"] = settings["rope_theta"]
     if family in ("qwen2", "qwen3", "mistral", "smollm3", "olmo3", "gemma2", "gemma3"):

@@ -58,6 +58,13 @@ def test_a_renamed_choice_has_the_same_content(former: str, present: str, capsys
     assert f"hlat: {former} is now {present}; the next version rejects" in capsys.readouterr().err
 
 
+def test_a_renamed_model_keeps_its_name_so_that_its_runs_resume() -> None:
+    former, present = compose_config(["model=qwen3_desk"]), compose_config(["model=qwen3_tiny"])
+    assert former.model.name == "qwen3_desk"
+    former.model.name = "qwen3_tiny"
+    assert former == present
+
+
 def test_a_renamed_choice_works_with_a_warning(capsys, monkeypatch, tmp_path: Path) -> None:
     assert compose_config(["optimizer=small"]).optimizer.lr == 6e-4
     expected = "hlat: optimizer=small is now optimizer=adamw_small; the next version rejects"

@@ -16,7 +16,7 @@ COMMAND_LINE = frozen_config.CommandLine(
     ["model=tiny", "run.name=a b"], ["--config-dir", "x", "hydra/launcher=slurm"]
 )
 CHOICES = [
-    *("model=tiny", "model=gemma3_desk", "model=olmo3_desk"),
+    *("model=tiny", "model=gemma3_tiny", "model=olmo3_tiny"),
     *(
         f"experiment={file.stem}"
         for file in sorted((find_package_dir("conf") / "experiment").glob("*.yaml"))

@@ -12,7 +12,7 @@ CASES = [
     ("modle=7b", "modle is not a key of the configuration; did you mean model?"),
     (
         "model=7bb",
-        "model=7bb does not exist; did you mean 7b? choices: 13b, 160m, 1b, 70b, 7b, arcee_desk",
+        "model=7bb does not exist; did you mean 7b? choices: 13b, 160m, 1b, 70b, 7b, arcee_tiny",
     ),
     (
         "optimizer.beta3=1",

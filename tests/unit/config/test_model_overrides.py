@@ -27,7 +27,7 @@ def test_a_preset_needs_no_other_override(name: str) -> None:
     assert format_model_overrides(model) == [f"model={name}"]
 
 
-@pytest.mark.parametrize(("preset", "name"), [("qwen3_desk", None), ("tiny", "my model, v=2")])
+@pytest.mark.parametrize(("preset", "name"), [("qwen3_tiny", None), ("tiny", "my model, v=2")])
 def test_overrides_restore_a_changed_model(compose, preset: str, name: str | None) -> None:
     given = [f"model={preset}", *CHANGES, *([] if name is None else [f'model.name="{name}"'])]
     model = convert_to_dataclasses(compose(*given)).model
@@ -40,7 +40,7 @@ def test_overrides_restore_a_changed_model(compose, preset: str, name: str | Non
 
 @pytest.mark.slow
 def test_a_model_with_another_name_is_the_default_with_its_settings(compose) -> None:
-    model = convert_to_dataclasses(compose("model=gemma3_desk", "model.name=mine")).model
+    model = convert_to_dataclasses(compose("model=gemma3_tiny", "model.name=mine")).model
     overrides = format_model_overrides(model)
     assert overrides[:2] == ["model=tiny", "model.name=mine"]
     assert convert_to_dataclasses(compose(*overrides)).model == model

@@ -1,4 +1,4 @@
-"""Presets of models: published numbers of parameters, export, and desk sizes."""
+"""Presets of models: published numbers of parameters, export, and tiny sizes."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from tests.support.model_families import load_preset
 
 FOLDER = Path(__file__).resolve().parents[3] / "conf" / "model"
 PRESETS = sorted(path.stem for path in FOLDER.glob("*.yaml"))
-DESK = [f"{family}_desk" for family in FAMILY_NAMES]
+TINY = [f"{family}_tiny" for family in FAMILY_NAMES]
 PUBLISHED = {
     "7b": 6_738_415_616,
     "13b": 13_015_864_320,
@@ -50,7 +50,7 @@ PUBLISHED = {
 
 
 def test_every_preset_has_a_published_number_or_is_small() -> None:
-    assert set(PRESETS) == {*PUBLISHED, *DESK, "tiny", "160m", "1b"}
+    assert set(PRESETS) == {*PUBLISHED, *TINY, "tiny", "160m", "1b"}
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -69,8 +69,8 @@ def test_a_preset_has_its_name_and_can_be_exported(name: str) -> None:
         assert name.startswith((model.family, "qwen25", "llama3"))
 
 
-@pytest.mark.parametrize("name", DESK)
-def test_desk_presets_train_with_the_default_settings(compose, name: str) -> None:
+@pytest.mark.parametrize("name", TINY)
+def test_tiny_presets_train_with_the_default_settings(compose, name: str) -> None:
     config = resolve_config(compose(f"model={name}"))
     assert config.model == load_preset(name)
     assert count_parameters(config.model) < 2e6

@@ -23,7 +23,7 @@ from tests.support.model_components import COMPONENTS
 
 LENGTH = 64
 VARIANTS = {name: settings.split() for name, settings in COMPONENTS.items()}
-VARIANTS |= {f"{family}_desk": [f"model={family}_desk"] for family in FAMILY_NAMES}
+VARIANTS |= {f"{family}_tiny": [f"model={family}_tiny"] for family in FAMILY_NAMES}
 TOLERANCE = 0.03
 """Sums with one element per token or head, such as those of a softmax, are not listed."""
 

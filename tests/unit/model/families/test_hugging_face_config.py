@@ -22,12 +22,12 @@ from hlat.model.families.hugging_face_config import (
 from hlat.model.mlp_spec import Activation
 from hlat.model.norm_spec import NormPlacement
 from tests.support.model_families import (
-    DESK_MODELS as DESK,
-)
-from tests.support.model_families import (
     SCALINGS,
     UNSCALED,
     load_config_class,
+)
+from tests.support.model_families import (
+    TINY_MODELS as TINY,
 )
 
 transformers = pytest.importorskip("transformers")
@@ -88,7 +88,7 @@ def test_transformers_4_finds_the_base_and_the_dtype_under_its_names() -> None:
 
 @pytest.mark.parametrize("name", FAMILY_NAMES)
 def test_transformers_reads_the_components_of_a_family(name: str) -> None:
-    model = DESK[name]
+    model = TINY[name]
     theirs, _ = round_trip(model)
     attention = model.attention
     assert theirs.model_type == FAMILIES[name].model_type
@@ -116,7 +116,7 @@ def test_transformers_reads_the_components_of_a_family(name: str) -> None:
 @pytest.mark.parametrize("use_diff", [True, False])
 @pytest.mark.parametrize("name", FAMILY_NAMES)
 def test_both_sides_write_the_same_model(name: str, use_diff: bool) -> None:
-    model = DESK[name]
+    model = TINY[name]
     ours = build_hf_config(model, 512, 7, Dtype.bf16)
     _, theirs = round_trip(model, use_diff)
     for config in (ours, theirs | {"architectures": ours["architectures"]}):
@@ -130,11 +130,11 @@ def test_both_sides_write_the_same_model(name: str, use_diff: bool) -> None:
 @pytest.mark.parametrize("name", FAMILY_NAMES)
 def test_transformers_5_and_4_read_the_same_model(name: str) -> None:
     """Without rope_parameters, the keys are those of transformers 4, which 5 still reads."""
-    ours = build_hf_config(DESK[name], 512, 7, Dtype.fp32)
+    ours = build_hf_config(TINY[name], 512, 7, Dtype.fp32)
     del ours["rope_parameters"]
     read = load_config_class(name).from_dict(ours)
-    assert read.rope_parameters == round_trip(DESK[name])[0].rope_parameters
-    assert find_hf_config_mismatches(DESK[name], ours) == []
+    assert read.rope_parameters == round_trip(TINY[name])[0].rope_parameters
+    assert find_hf_config_mismatches(TINY[name], ours) == []
 
 
 @pytest.mark.parametrize("name", FAMILY_NAMES)
@@ -164,7 +164,7 @@ def test_the_default_of_a_configuration_class_is_read_as_transformers_reads_it(n
     ("name", "scaling"), list(itertools.product(FAMILY_NAMES, SCALINGS)), ids="-".join
 )
 def test_scaled_rotary_embeddings(name: str, scaling: str) -> None:
-    model = replace_settings(DESK[name], UNSCALED | SCALINGS[scaling])
+    model = replace_settings(TINY[name], UNSCALED | SCALINGS[scaling])
     ours = build_hf_config(model, 512, 7, Dtype.fp32)
     theirs, written = round_trip(model)
     full = theirs.rope_parameters.get("full_attention", theirs.rope_parameters)
@@ -203,7 +203,7 @@ def test_scaled_rotary_embeddings(name: str, scaling: str) -> None:
     ],
 )
 def test_variants_of_a_family(name: str, change: dict[str, Any]) -> None:
-    model = replace_settings(DESK[name], change)
+    model = replace_settings(TINY[name], change)
     _, written = round_trip(model)
     assert find_hf_config_mismatches(model, written | {"architectures": None}) == []
     parsed, _, _ = parse_hf_config(build_hf_config(model, 512, 7, Dtype.fp32), "x")
@@ -249,8 +249,8 @@ def test_several_differences_end_with_one_line_of_overrides() -> None:
 
 
 def test_the_components_of_another_family() -> None:
-    model = replace_settings(DESK["qwen3"], {"attention.qk_norm": False, "family": "llama"})
-    config = build_hf_config(DESK["qwen3"], 512, 7, Dtype.fp32)
+    model = replace_settings(TINY["qwen3"], {"attention.qk_norm": False, "family": "llama"})
+    config = build_hf_config(TINY["qwen3"], 512, 7, Dtype.fp32)
     assert find_hf_config_mismatches(model, config) == [
         'config.json has model_type="qwen3", this run has model.family=llama; set model.family=qwen3',
         "config.json has model.attention.qk_norm=true, this run has model.attention.qk_norm=false; "
@@ -359,7 +359,7 @@ UNSUPPORTED: list[tuple[str, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("name", "change", "sentence"), UNSUPPORTED)
 def test_unsupported_keys(name: str, change: dict[str, Any], sentence: str) -> None:
-    model = MODEL if name == "llama" else DESK[name]
+    model = MODEL if name == "llama" else TINY[name]
     config = build_hf_config(model, 512, 7, Dtype.fp32) | change
     assert find_hf_config_mismatches(model, config) == [sentence]
 
@@ -383,7 +383,7 @@ def test_every_problem_is_listed() -> None:
 )
 def test_windows_of_qwen(change: dict[str, Any], windows: list[LayerType] | None) -> None:
     """Configurations of transformers before 4.53 have no layer_types."""
-    config = build_hf_config(dataclasses.replace(DESK["qwen3"], num_layers=2), 512, 7, Dtype.fp32)
+    config = build_hf_config(dataclasses.replace(TINY["qwen3"], num_layers=2), 512, 7, Dtype.fp32)
     config = {k: v for k, v in config.items() if k != "layer_types"} | change
     attention = parse_hf_config(config, "x")[0].attention
     assert attention.sliding_window == (None if windows is None else 9)
@@ -467,7 +467,7 @@ INEXPRESSIBLE: list[tuple[str, dict[str, Any], list[str]]] = [
 def test_a_setting_that_a_family_cannot_express(
     name: str, change: dict[str, Any], sentences: list[str]
 ) -> None:
-    base = DESK.get(name, MODEL) if name not in ("llama", "mistral") else MODEL
+    base = TINY.get(name, MODEL) if name not in ("llama", "mistral") else MODEL
     model = replace_settings(base, {"family": name, **change})
     assert find_inexpressible_settings(model) == sentences
     with pytest.raises(ConfigError) as refused:
