@@ -29,7 +29,6 @@ from hlat.data.prompt_tokenizer import find_added_bos_token
 from hlat.distributed.object_group import ObjectGroup, broadcast_object
 from hlat.engine.interface import Engine
 from hlat.model.decoder_spec import list_parameter_specs
-from hlat.optim.optimizer_spec import get_optimizer_spec
 from hlat.storage.storage_path import StoragePath, parse_storage_path
 from hlat.tracking import finished_runs
 from hlat.tracking.run_directory import EXTENSIONS_DIR
@@ -78,7 +77,7 @@ def resume(
     rollbacks = rollback_log.load_rollbacks(checkpoints_dir, num_readable, group, tracker)
     loader.skip_batches(rollback.skipped for rollback in rollbacks)
     fresh = training_checkpoint.list_fresh_state(
-        list_parameter_specs(config.model), get_optimizer_spec(config.optimizer.name), manifest
+        list_parameter_specs(config.model), config.optimizer, manifest
     )
     changed += [
         f"{key} of {len(names)} parameters starts at zero, as the checkpoint has none"

@@ -13,12 +13,12 @@ from hlat.checkpoint.checkpoint_manifest import CheckpointManifest
 from hlat.checkpoint.training_state import TrainingState
 from hlat.config.config_errors import ConfigError
 from hlat.config.optimizer import OptimizerConfig
-from hlat.config.run_identity import build_saved_model_config
+from hlat.config.run_identity import build_saved_model_config, build_saved_optimizer_config
 from hlat.data import data_fingerprint
 from hlat.distributed.object_group import ObjectGroup
 from hlat.model.decoder_spec import list_parameter_specs
 from hlat.model.parameter_spec import ParameterSpec
-from hlat.optim.optimizer_spec import OptimizerSpec, get_optimizer_spec
+from hlat.optim.optimizer_spec import get_optimizer_spec
 
 
 def load_training_state(checkpoint: VerifiedCheckpoint, group: ObjectGroup) -> TrainingState:
@@ -41,17 +41,18 @@ def load_training_state(checkpoint: VerifiedCheckpoint, group: ObjectGroup) -> T
 
 
 def list_fresh_state(
-    parameters: Iterable[ParameterSpec], optimizer: OptimizerSpec, manifest: CheckpointManifest
+    parameters: Iterable[ParameterSpec], settings: OptimizerConfig, manifest: CheckpointManifest
 ) -> dict[str, list[str]]:
     """Return the parameters by each state tensor that a checkpoint of another optimizer lacks.
 
     These parameters start with a state of zero, and with no updates.
     """
-    fresh: dict[str, list[str]] = {}
+    optimizer, fresh = get_optimizer_spec(settings.name), dict[str, list[str]]()
     for parameter in parameters:
-        for tensor in optimizer.list_state_tensors(parameter.role):
-            if f"{tensor.name}/{parameter.name}" not in manifest.tensors:
-                fresh.setdefault(tensor.name, []).append(parameter.name)
+        name, shape = parameter.name, parameter.shape
+        for key in optimizer.compute_state_shapes(settings, parameter.role, shape):
+            if f"{key}/{name}" not in manifest.tensors:
+                fresh.setdefault(key, []).append(name)
     return fresh
 
 
@@ -66,10 +67,8 @@ def _validate_state(state: TrainingState, manifest: CheckpointManifest) -> None:
         raise ConfigError(
             f"manifest.json has {len(manifest.tensors)} tensors for {model.num_layers} layers"
         )
-    optimizer = None
-    if not state.weights_only:
-        optimizer = get_optimizer_spec(state.adjustable.get("optimizer.name", OptimizerConfig.name))
-    for name, shape in _list_tensors(list_parameter_specs(model), optimizer):
+    settings = None if state.weights_only else build_saved_optimizer_config(state.adjustable)
+    for name, shape in _list_tensors(list_parameter_specs(model), settings):
         record = manifest.tensors.get(name)
         if record is None or record.shape != shape:
             found = "no tensor" if record is None else f"shape {record.shape}"
@@ -77,13 +76,14 @@ def _validate_state(state: TrainingState, manifest: CheckpointManifest) -> None:
 
 
 def _list_tensors(
-    parameters: Iterable[ParameterSpec], optimizer: OptimizerSpec | None
+    parameters: Iterable[ParameterSpec], settings: OptimizerConfig | None
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield name and shape of each tensor that a run saves; only weights without an optimizer."""
     for parameter in parameters:
         name, shape = parameter.name, parameter.shape
         yield f"weights/{name}", shape
-        if optimizer is not None:
+        if settings is not None:
             yield f"updates/{name}", ()
-            for tensor in optimizer.list_state_tensors(parameter.role):
-                yield f"{tensor.name}/{name}", shape
+            optimizer = get_optimizer_spec(settings.name)
+            shapes = optimizer.compute_state_shapes(settings, parameter.role, shape)
+            yield from ((f"{key}/{name}", shape) for key, shape in shapes.items())

@@ -18,6 +18,7 @@ from hlat.config.batch import BatchConfig
 from hlat.config.components import (
     SELECTORS,
     extend_schema,
+    get_component,
     list_components,
     list_registered,
     list_unused_settings,
@@ -27,6 +28,7 @@ from hlat.config.config_json import parse_section
 from hlat.config.data import DataConfig
 from hlat.config.extensions import compute_hashes, format_missing_extension
 from hlat.config.model import ModelConfig
+from hlat.config.optimizer import OptimizerConfig
 from hlat.config.renamed_keys import restore_former_keys
 from hlat.config.run import Config
 
@@ -105,6 +107,27 @@ def build_saved_model_config(
     except OmegaConfBaseException as error:
         raise ConfigError(
             f"the model was saved by another version of hlat ({str(error).splitlines()[0]})"
+        ) from error
+
+
+def build_saved_optimizer_config(adjustable_settings: Mapping[str, Any]) -> OptimizerConfig:
+    """Return name and settings of the optimizer that was saved with `adjustable_settings`.
+
+    The values of all other fields, such as the learning rate, are not those of the run.
+
+    Raises:
+        ConfigError: The settings are from another version of hlat.
+    """
+    name = adjustable_settings.get("optimizer.name", OptimizerConfig.name)
+    component = get_component("optimizer", name)
+    fields = {"name": name, "lr": 1.0}
+    if component.settings is not None:
+        fields[name] = adjustable_settings.get(f"optimizer.{name}", {})
+    try:
+        return parse_section(extend_schema(OptimizerConfig, "optimizer."), fields)
+    except OmegaConfBaseException as error:
+        raise ConfigError(
+            f"the optimizer was saved by another version of hlat ({str(error).splitlines()[0]})"
         ) from error
 
 

@@ -82,7 +82,8 @@ def _find_cause(config: Config, clip_factor: float, factors: list[float]) -> tup
     source, expected = optimizer.get_gradient_source(config.optimizer, ParameterRole.matrix)
     decays = {one.name: one.decay for one in optimizer.list_state_tensors(ParameterRole.matrix)}
     right = decays.pop(source)
-    for decay in decays.values():
+    assert right is not None
+    for decay in filter(None, decays.values()):
         factor = (1 - attrgetter(decay)(config.optimizer)) / expected
         causes[factor] = [f"optimizer.{right}"], f"{decay} takes the place of {right}"
     both = ["optimizer.grad_clip", f"optimizer.{right}"]

@@ -9,7 +9,7 @@ import base64
 import math
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from hlat.engine.engine_factory import create_engine
 from hlat.engine.interface import Engine, StepMetrics
 from hlat.model.decoder_spec import list_parameter_specs
 from hlat.model.parameter_spec import Initialization, ParameterRole, ParameterSpec
-from hlat.optim.optimizer_spec import get_optimizer_spec, list_state_names
+from hlat.optim.optimizer_spec import StateTensor, get_optimizer_spec, list_state_names
 from hlat.precision.torch_dtypes import TORCH_DTYPES
 
 FullTensors = dict[str, NDArray[np.float32]]
@@ -115,7 +115,7 @@ class EngineHarness:
 
         Return its metrics, and on rank 0 the gradients before clipping.
         """
-        self.set_optimizer_state()
+        self.set_optimizer_state(self.optimizer.num_initial_updates)
         metrics = self.train_step(tokens, 0.0)
         clip_factor = compute_clip_factor(self.config, metrics)
         gradients = self.gather_gradients()
@@ -183,7 +183,7 @@ class EngineHarness:
     def gather_full_tensors(self, state_key: str) -> FullTensors:
         """Return the tensors of one state key on rank 0, assembled from the saved shards.
 
-        Elements without a shard are NaN. Parameters of a role without this state are omitted.
+        Elements without a shard are NaN. Parameters without this state are omitted.
         """
         prefix = f"{state_key}/"
         shards = self.gather_chunks(
@@ -191,17 +191,23 @@ class EngineHarness:
         )
         if not self.is_rank0:
             return {}
-        full_tensors = {
-            name: np.full(() if state_key == "updates" else spec.shape, np.nan, np.float32)
+        shapes = {
+            name: {"weights": spec.shape, "updates": (), **self.compute_state_shapes(name)}
             for name, spec in self.parameters.items()
-            if state_key in ("weights", "updates") or state_key in self._list_keys(spec.role)
+        }
+        full_tensors = {
+            name: np.full(by_key[state_key], np.nan, np.float32)
+            for name, by_key in shapes.items()
+            if state_key in by_key
         }
         for name, offset, size, values in shards:
             full_tensors[name.removeprefix(prefix)][_to_slices(offset, size)] = values.reshape(size)
         return full_tensors
 
-    def _list_keys(self, role: ParameterRole) -> list[str]:
-        return [tensor.name for tensor in self.optimizer.list_state_tensors(role)]
+    def compute_state_shapes(self, name: str) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the optimizer state of a parameter by state key."""
+        spec = self.parameters[name]
+        return self.optimizer.compute_state_shapes(self.config.optimizer, spec.role, spec.shape)
 
     def gather_chunks(
         self, select: Callable[[StateShard], bool]
@@ -264,23 +270,44 @@ def sample_weights(config: Config, seed: int = 0) -> FullTensors:
     }
 
 
-def sample_optimizer_state(config: Config) -> StateTensors:
-    """Return a random optimizer state, for half of the elements of the size of epsilon.
+def sample_optimizer_state(
+    config: Config, gradient_rms: Mapping[str, float] | None = None
+) -> StateTensors:
+    """Return a random optimizer state; all values are representable in bf16.
 
-    All values are representable in bf16.
+    `gradient_rms` is the root mean square of the gradients of matrices that are updated as a whole.
+    In other parameters, half of the elements have the size of epsilon.
     """
     optimizer = get_optimizer_spec(config.optimizer.name)
     state: StateTensors = {name: {} for name in list_state_names(optimizer)}
     for spec in list_parameter_specs(config.model):
         generator = np.random.default_rng([config.run.seed, zlib.crc32(spec.name.encode()), 1])
-        scale = np.where(generator.random(spec.shape) < 0.5, _GRADIENT, config.optimizer.eps)
+        scale: Any = (gradient_rms or {}).get(spec.name, _GRADIENT)
+        if optimizer.is_elementwise(spec.role):
+            scale = np.where(generator.random(spec.shape) < 0.5, _GRADIENT, config.optimizer.eps)
+        shapes = optimizer.compute_state_shapes(config.optimizer, spec.role, spec.shape)
         for tensor in optimizer.list_state_tensors(spec.role):
-            if tensor.is_squared:
-                values = scale**2 * generator.uniform(0.5, 2, spec.shape)
-            else:
-                values = scale * generator.standard_normal(spec.shape)
-            state[tensor.name][spec.name] = round_to_bf16(values.astype(np.float32))
+            if tensor.name in shapes:
+                values = _sample_state_tensor(generator, tensor, shapes[tensor.name], scale)
+                state[tensor.name][spec.name] = round_to_bf16(values.astype(np.float32))
     return state
+
+
+def _sample_state_tensor(
+    generator: np.random.Generator, tensor: StateTensor, shape: tuple[int, ...], scale: Any
+) -> NDArray[Any]:
+    """Return random values of a state tensor, given the size of the gradients."""
+    if tensor.is_squared:
+        squares: NDArray[Any] = scale**2 * generator.uniform(0.5, 2, shape)
+        return squares
+    values = generator.standard_normal(shape)
+    if tensor.is_basis:
+        return np.linalg.qr(values)[0]
+    if tensor.is_gram:  # of full rank
+        gram: NDArray[Any] = scale**2 * (values @ values.T + len(values) * np.eye(len(values)))
+        return gram
+    scaled: NDArray[Any] = scale * values
+    return scaled
 
 
 def round_to_bf16(values: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -7,10 +7,11 @@ In the other steps the gradient follows from a part of the state that was zero b
 import math
 from collections.abc import Iterator
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from hlat.config.precision import Dtype
 from hlat.config.run import Config
@@ -21,7 +22,6 @@ from hlat.doctor.engine_harness import (
     StateTensors,
     build_masks,
     remove_gradients,
-    round_to_bf16,
     sample_batch,
     sample_documents,
     sample_optimizer_state,
@@ -47,7 +47,7 @@ noticed."""
 _NUM_UPDATES, _LEARNING_RATE = 3, 2.0**-4
 """Number of updates and learning rate of the step without gradients."""
 _MATRIX_ERRORS = 16.0
-"""Relative error of an orthogonalized matrix over the unit roundoff of gradient and iterations."""
+"""Relative error of the update of a whole matrix over the unit roundoff of gradient and update."""
 _NUM_STEPS = 12
 _MAX_LEARNING_RATE = 1e-3
 _TOLERANCES = {Dtype.fp32: 1e-4, Dtype.bf16: 0.05}
@@ -75,7 +75,7 @@ def check_optimizer(harness: EngineHarness) -> Iterator[CheckResult]:
         errors += _step_with_gradients(harness, update, num_updates, square, learning_rate)
     errors += _step_without_gradients(harness, update)
     if not harness.optimizer.is_elementwise(ParameterRole.matrix):
-        errors += _step_from_random_average(harness, update)
+        errors += _step_from_random_state(harness, update)
     if not harness.is_rank0:
         return
     wrong: dict[str, _Error] = {}
@@ -114,6 +114,8 @@ def check_numerics(harness: EngineHarness) -> Iterator[CheckResult]:
     dtypes = [config.precision.compute_dtype]
     if not optimizer.is_elementwise(ParameterRole.matrix):
         dtypes.append(optimizer.get_matrix_update_dtype(config.optimizer))
+    if any(tensor.is_basis for tensor in optimizer.list_state_tensors(ParameterRole.matrix)):
+        dtypes.append(Dtype.bf16)  # rounding errors determine eigenvectors of an eigenvalue of zero
     tolerance = max(_TOLERANCES[dtype] for dtype in dtypes)
     growth = float(ratios[-1] / ratios[0])
     yield build_result(
@@ -137,6 +139,7 @@ def _step_with_gradients(
 ) -> list[_Error]:
     """Return the errors after a step from a state that is zero, except for averages of squares."""
     config, weights = harness.config, sample_weights(harness.config, 5)
+    num_updates = max(num_updates, harness.optimizer.num_initial_updates)
     initial = {
         role: {
             tensor.name: square * tensor.is_squared
@@ -151,49 +154,46 @@ def _step_with_gradients(
     after, errors = harness.gather_state(), list[_Error]()
     for name, gradient in harness.gather_gradients().items():
         state = initial[harness.parameters[name].role]
-        tensors = {key: np.full(gradient.shape, value) for key, value in state.items()}
+        shapes = harness.compute_state_shapes(name)
+        tensors = {key: np.full(shape, state[key]) for key, shape in shapes.items()}
         tensors["weights"] = weights[name].astype(np.float64)
         before = ReferenceState(tensors, num_updates)
         expected = update(config.optimizer, before, gradient.astype(np.float64), learning_rate)
-        errors += _compare_states(config, name, before, expected, after, learning_rate)
+        errors += _compare_states(harness, name, before, expected, after, learning_rate)
     return errors
 
 
-def _step_from_random_average(harness: EngineHarness, update: ReferenceUpdate) -> list[_Error]:
-    """Return the errors of whole matrices after a step from a random average of gradients.
+def _step_from_random_state(harness: EngineHarness, update: ReferenceUpdate) -> list[_Error]:
+    """Return the errors of whole matrices after a step from a random state.
 
-    The size of a gradient has no effect on an orthogonalized matrix, so that a step from zero does
-    not depend on the average.
+    The size of a gradient has no effect on an orthogonalized matrix, and a basis of zero gives no
+    update, so that steps from zero do not depend on all of the state.
     """
     config, weights = harness.config, sample_weights(harness.config, 5)
-    tokens = sample_batch(config, 5)
+    tokens, num_updates = sample_batch(config, 5), _STEPS[-1][0]
     harness.load_weights(weights)
-    harness.set_optimizer_state()
+    harness.set_optimizer_state(harness.optimizer.num_initial_updates)
     harness.train_step(tokens, 0.0)
     gradients = harness.gather_gradients()
     rms = {name: float(np.sqrt(np.square(one).mean())) for name, one in gradients.items()}
-    rms = harness.broadcast_object(rms)
-    key, _ = harness.optimizer.get_gradient_source(config.optimizer, ParameterRole.matrix)
-    generator = np.random.default_rng(config.run.seed)
-    averages = {
-        name: round_to_bf16(rms[name] * generator.standard_normal(spec.shape, np.float32))
-        for name, spec in harness.parameters.items()
-        if not harness.optimizer.is_elementwise(spec.role)
-    }
-    harness.load_weights(weights)
-    harness.set_optimizer_state(_NUM_UPDATES)
-    harness.load_tensors({key: averages})
+    before = sample_optimizer_state(config, harness.broadcast_object(rms))
+    before["weights"] = weights
+    harness.set_optimizer_state(num_updates)
+    harness.load_tensors(before)
     harness.train_step(tokens, _LEARNING_RATE)
     after, errors = harness.gather_state(), list[_Error]()
     if not harness.is_rank0:
         return errors
-    before = {"weights": {name: weights[name] for name in averages}, key: averages}
-    for name, state in build_states(before, _NUM_UPDATES).items():
+    for name, state in build_states(before, num_updates).items():
+        role = harness.parameters[name].role
+        if harness.optimizer.is_elementwise(role):
+            continue
         gradient = gradients[name].astype(np.float64)
         expected = update(config.optimizer, state, gradient, _LEARNING_RATE)
-        found = _compare_states(config, name, state, expected, after, _LEARNING_RATE)
-        # Average and gradient cancel in some elements of the state
-        errors += (error for error in found if error.part == f"{name} weights")
+        found = _compare_states(harness, name, state, expected, after, _LEARNING_RATE)
+        # Average and gradient cancel in some elements of the average
+        source, _ = harness.optimizer.get_gradient_source(config.optimizer, role)
+        errors += (error for error in found if error.part != f"{name} {source}")
     return errors
 
 
@@ -210,7 +210,7 @@ def _step_without_gradients(harness: EngineHarness, update: ReferenceUpdate) -> 
         return errors
     for name, state in build_states(before, _NUM_UPDATES).items():
         expected = update(config.optimizer, state, 0.0, _LEARNING_RATE)
-        errors += _compare_states(config, name, state, expected, after, _LEARNING_RATE)
+        errors += _compare_states(harness, name, state, expected, after, _LEARNING_RATE)
     return errors + _compare_decays(harness, before, after)
 
 
@@ -221,6 +221,8 @@ def _compare_decays(
     config, errors = harness.config, list[_Error]()
     for tensor in harness.optimizer.list_state_tensors(ParameterRole.matrix):
         name, key = tensor.decay, tensor.name
+        if name is None or not before[key]:
+            continue
         decay = attrgetter(name)(config.optimizer)
         roundoff = tolerances.compute_unit_roundoff(tensor.get_dtype(config.precision))
         old, new = (
@@ -235,7 +237,7 @@ def _compare_decays(
 
 
 def _compare_states(
-    config: Config,
+    harness: EngineHarness,
     name: str,
     before: ReferenceState,
     expected: ReferenceState,
@@ -243,9 +245,12 @@ def _compare_states(
     learning_rate: float,
 ) -> Iterator[_Error]:
     """Yield each part of the update of a parameter and its largest error over the tolerance."""
-    settings, count = config.optimizer, expected.updates
+    config, count = harness.config, expected.updates
+    settings, role = config.optimizer, harness.parameters[name].role
     gap = after["weights"][name] - expected.weights
-    update_error = _compute_update_error(config, expected) if gap.ndim > 1 else 0.0
+    update_error = 0.0
+    if not harness.optimizer.is_elementwise(role):
+        update_error = _compute_update_error(config, before, expected, learning_rate)
     roundoff = tolerances.compute_unit_roundoff(config.precision.optimizer_state_dtype)
     dtype = config.precision.master_weight_dtype or config.precision.param_dtype
     spacing = np.abs(expected.weights) * 2.0 ** (-7 if dtype is Dtype.bf16 else -22)
@@ -261,28 +266,48 @@ def _compare_states(
         chance = 4 * np.sqrt((spacing**2).sum() / square / gap.size) / learning_rate
         value = float(abs(slope) / (settings.weight_decay / 4 + chance))
         yield _Error(f"{name} weight decay", value, count)
+    source, _ = harness.optimizer.get_gradient_source(settings, role)
     for key, tensor in expected.tensors.items():
-        if key != "weights":
-            errors = np.abs(after[key][name] - tensor) / (np.abs(tensor) * 8 * roundoff + 1e-20)
-            yield _Error(f"{name} {key}", float(errors.max()), count)
+        if key == "weights":
+            continue
+        is_product = not harness.optimizer.is_elementwise(role) and key != source
+        error = _compute_state_error(config, after[key][name], tensor, is_product)
+        yield _Error(f"{name} {key}", error, count)
     yield _Error(f"{name} updates", float(abs(after["updates"][name] - count) * 2), count)
 
 
-def _compute_update_error(config: Config, state: ReferenceState) -> float:
-    """Return the root mean square of the errors of a whole matrix's update; 0 for other updates.
+def _compute_state_error(
+    config: Config, found: NDArray[Any], expected: NDArray[Any], is_product: bool
+) -> float:
+    """Return the error of a state tensor over its tolerance.
 
-    The singular values of an update are about 1. Iterations multiply rounding errors.
+    Elements of products of matrices cancel, so that their tolerance is relative to all elements.
     """
+    dtype = config.precision.optimizer_state_dtype
+    gap = found - expected
+    if not is_product:
+        tolerance = np.abs(expected) * 8 * tolerances.compute_unit_roundoff(dtype)
+        return float((np.abs(gap) / (tolerance + 1e-20)).max())
     optimizer = get_optimizer_spec(config.optimizer.name)
-    matrix_state = {tensor.name for tensor in optimizer.list_state_tensors(ParameterRole.matrix)}
-    if optimizer.is_elementwise(ParameterRole.matrix) or not matrix_state <= {*state.tensors}:
-        return 0.0
-    shape = state.weights.shape
+    dtypes = dtype, optimizer.get_matrix_update_dtype(config.optimizer)
+    relative = float(np.linalg.norm(gap) / (np.linalg.norm(expected) + 1e-20))
+    return relative / (_MATRIX_ERRORS * tolerances.compute_unit_roundoff(*dtypes))
+
+
+def _compute_update_error(
+    config: Config, before: ReferenceState, expected: ReferenceState, learning_rate: float
+) -> float:
+    """Return the root mean square of the errors of a whole matrix's update.
+
+    They are relative to the update, as products of matrices multiply rounding errors.
+    """
+    optimizer, settings = get_optimizer_spec(config.optimizer.name), config.optimizer
     roundoff = tolerances.compute_unit_roundoff(
-        optimizer.get_matrix_update_dtype(config.optimizer), config.precision.optimizer_state_dtype
+        optimizer.get_matrix_update_dtype(settings), config.precision.optimizer_state_dtype
     )
-    scale = optimizer.get_matrix_scale(config.optimizer, shape)
-    return scale * _MATRIX_ERRORS * roundoff / math.sqrt(max(shape))
+    decayed = before.weights * (1 - learning_rate * settings.weight_decay)
+    rms = float(np.sqrt(np.square(expected.weights - decayed).mean())) / learning_rate
+    return rms * _MATRIX_ERRORS * roundoff
 
 
 def _train_fp64_reference(
@@ -296,8 +321,9 @@ def _train_fp64_reference(
     optimizer = get_optimizer_spec(config.optimizer.name)
     tensors = {"weights": {name: weight.detach().numpy() for name, weight in weights.items()}}
     for spec in list_parameter_specs(config.model):
-        for tensor in optimizer.list_state_tensors(spec.role):
-            tensors.setdefault(tensor.name, {})[spec.name] = np.zeros(spec.shape)
+        shapes = optimizer.compute_state_shapes(config.optimizer, spec.role, spec.shape)
+        for key, shape in shapes.items():
+            tensors.setdefault(key, {})[spec.name] = np.zeros(shape)
     states = build_states(tensors, 0)
     norms = []
     for seed in range(_NUM_STEPS):

@@ -89,7 +89,7 @@ def _get_gradient_decay(config: Config) -> str:
     optimizer = get_optimizer_spec(config.optimizer.name)
     source, _ = optimizer.get_gradient_source(config.optimizer, ParameterRole.matrix)
     tensors = optimizer.list_state_tensors(ParameterRole.matrix)
-    return next(tensor.decay for tensor in tensors if tensor.name == source)
+    return next(tensor.decay for tensor in tensors if tensor.name == source and tensor.decay)
 
 
 def _has_stochastic_rounding(config: Config) -> bool:
@@ -133,10 +133,14 @@ def _list_rounded_keys(config: Config) -> list[str]:
     optimizer = get_optimizer_spec(config.optimizer.name)
     tensors = optimizer.list_state_tensors(ParameterRole.matrix)
     update_dtype = optimizer.get_matrix_update_dtype(config.optimizer)
-    dtypes = {}
-    if optimizer.is_elementwise(ParameterRole.matrix) or update_dtype is Dtype.fp32:
-        dtypes["weights"] = _get_update_dtype(config)  # else errors of the update are larger
-    dtypes |= {tensor.name: tensor.get_dtype(config.precision) for tensor in tensors}
+    # Errors of updates in bf16 are larger than those of the rounding
+    is_exact = optimizer.is_elementwise(ParameterRole.matrix) or update_dtype is Dtype.fp32
+    dtypes = {"weights": _get_update_dtype(config)} if is_exact else {}
+    dtypes |= {
+        tensor.name: tensor.get_dtype(config.precision)
+        for tensor in tensors
+        if is_exact or tensor.decay is not None
+    }
     return [key for key, dtype in dtypes.items() if dtype is Dtype.bf16]
 
 
@@ -186,7 +190,12 @@ def _find_drifts(keys: list[str], exact: States, stored: States) -> dict[str, st
 
 
 def _find_dependence(keys: list[str], exact: States, stored: States) -> dict[str, str]:
-    """Return the axes along which the rounding of different elements is correlated."""
+    """Return the axes along which the rounding of different elements is correlated.
+
+    They are compared between tensors with the shape of the weights.
+    """
+    first = next(state for state in exact[0].values() if {*keys} <= {*state.tensors})
+    keys = [key for key in keys if first.tensors[key].shape == first.weights.shape]
     by_shape: dict[tuple[int, ...], list[str]] = {}
     for name, state in exact[0].items():
         if state.weights.ndim > 1 and {*keys} <= {*state.tensors}:

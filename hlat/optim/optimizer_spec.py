@@ -20,21 +20,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StateTensor:
-    """A tensor of the optimizer's state with the shape of its parameter, initially zero.
+    """A tensor of the optimizer's state, initially zero.
 
     Attributes:
         name: Name in checkpoints, where `<name>/<parameter>` is a tensor.
-        decay: Setting by which an update with a gradient of zero multiplies the tensor.
+        decay: Setting by which an update with a gradient of zero multiplies the tensor; None: such
+            an update is not a product with a setting.
         is_squared: True if the tensor averages squared gradients, and is never negative.
+        is_gram: True if the tensor averages products of a matrix and its transpose.
+        is_basis: True if the columns of the tensor are an orthonormal basis.
+        dtype: dtype in every precision recipe; None: `precision.optimizer_state_dtype`.
     """
 
     name: str
-    decay: str
+    decay: str | None
     is_squared: bool = False
+    is_gram: bool = False
+    is_basis: bool = False
+    dtype: Dtype | None = None
 
     def get_dtype(self, precision: PrecisionConfig) -> Dtype:
         """Return the dtype in a precision recipe."""
-        return precision.optimizer_state_dtype
+        return self.dtype or precision.optimizer_state_dtype
 
 
 class OptimizerSpec(Protocol):
@@ -43,14 +50,27 @@ class OptimizerSpec(Protocol):
     Attributes:
         title: Name in messages.
         nxdt_names: Values of model.optim.name in configurations of NxDT.
+        num_initial_updates: Updates that initialize the state of whole matrices. They only decay
+            the weights, and the state has no multiple of the gradient.
     """
 
     title: str
     nxdt_names: tuple[str, ...] = ()
+    num_initial_updates: int = 0
 
     @abstractmethod
     def list_state_tensors(self, role: ParameterRole) -> tuple[StateTensor, ...]:
         """Return the state of a parameter, besides its number of updates."""
+
+    def compute_state_shapes(
+        self, settings: OptimizerConfig, role: ParameterRole, shape: tuple[int, ...]
+    ) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the state of a parameter, by name in the order of the state.
+
+        Element-wise updates need the shape of the parameter. The state of a whole matrix may have
+        other shapes, and lack tensors of `list_state_tensors`.
+        """
+        return {tensor.name: shape for tensor in self.list_state_tensors(role)}
 
     @abstractmethod
     def get_update_flops(self, role: ParameterRole) -> float:
@@ -102,7 +122,8 @@ class OptimizerSpec(Protocol):
     ) -> tuple[str, float]:
         """Return the state tensor that is a multiple of the gradient after an update from zero.
 
-        The second value is the factor. The doctor derives gradients from checkpoints with it.
+        The update follows `num_initial_updates`. The second value is the factor. The doctor derives
+        gradients from checkpoints with it.
         """
 
 

@@ -29,7 +29,7 @@ from hlat.plan.pipeline_stage_shards import (
 )
 from hlat.precision.precision_bytes import (
     compute_bytes_per_parameter,
-    compute_state_bytes,
+    compute_parameter_state_bytes,
     get_itemsize,
 )
 
@@ -105,10 +105,10 @@ def compute_checkpoint_bytes(config: Config) -> int:
 
     Headers, hashes and the data position, some hundred bytes per tensor, are not included.
     """
-    precision, optimizer = config.precision, get_optimizer_spec(config.optimizer.name)
+    precision = config.precision
     weight_bytes = get_itemsize(precision.master_weight_dtype or precision.param_dtype)
     return sum(
-        spec.numel * (weight_bytes + compute_state_bytes(precision, optimizer, spec.role))
+        spec.numel * weight_bytes + compute_parameter_state_bytes(precision, config.optimizer, spec)
         for spec in list_parameter_specs(config.model)
     )
 

@@ -14,7 +14,11 @@ from hlat.model.activation_spec import ExecutionSettings
 from hlat.model.parameter_spec import ModuleParameter, ParameterRole, ShardingRule
 from hlat.optim.optimizer_spec import get_optimizer_spec
 from hlat.plan.hardware_efficiency import get_kernel_backend
-from hlat.precision.precision_bytes import compute_state_bytes, get_itemsize
+from hlat.precision.precision_bytes import (
+    compute_parameter_state_bytes,
+    compute_state_bytes,
+    get_itemsize,
+)
 
 
 @dataclass(frozen=True)
@@ -57,14 +61,25 @@ class PipelineStageShard:
         return mesh.dp if config.parallelism.zero or not is_elementwise else 1
 
     def compute_state_bytes(self, config: Config, mesh: ParallelDegrees) -> float:
-        """Return the bytes of the optimizer's state of the weights that a rank updates."""
-        optimizer = get_optimizer_spec(config.optimizer.name)
-        return sum(
+        """Return the bytes of the optimizer's state of the weights that a rank updates.
+
+        The ranks of a stage share the state of whole matrices equally.
+        """
+        optimizer, precision = get_optimizer_spec(config.optimizer.name), config.precision
+        elementwise = sum(
             numel
-            * compute_state_bytes(config.precision, optimizer, role)
+            * compute_state_bytes(precision, optimizer, role)
             / self.count_owners(config, mesh, role)
             for role, numel in self.numels_by_role
+            if optimizer.is_elementwise(role)
         )
+        matrices = sum(
+            compute_parameter_state_bytes(precision, config.optimizer, spec)
+            for spec in decoder_spec.list_parameter_specs(config.model)
+            if not optimizer.is_elementwise(spec.role)
+        )
+        share = self.num_layers / config.model.num_layers / (mesh.dp * mesh.tp)
+        return elementwise + matrices * share
 
 
 def build_stage_shards(model: ModelConfig, mesh: ParallelDegrees) -> list[PipelineStageShard]:

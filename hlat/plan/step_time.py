@@ -30,7 +30,11 @@ from hlat.plan.pipeline_stage_shards import (
     compute_hidden_bytes,
     count_micro_batch_tokens,
 )
-from hlat.precision.precision_bytes import compute_update_bytes, get_itemsize
+from hlat.precision.precision_bytes import (
+    compute_state_bytes,
+    compute_update_bytes,
+    get_itemsize,
+)
 
 _BUBBLE_FRACTION = {PipelineSchedule.zero_bubble: 1 / 3}
 """Fraction of 1F1B's bubble; weight gradients, a third of the work, fill the rest."""
@@ -304,13 +308,17 @@ def compute_optimizer_bytes(
     config: Config, mesh: ParallelDegrees, stage: PipelineStageShard
 ) -> float:
     """Return the bytes that a rank's optimizer update reads and writes."""
-    optimizer = get_optimizer_spec(config.optimizer.name)
-    return sum(
+    optimizer, precision = get_optimizer_spec(config.optimizer.name), config.precision
+    without_state = sum(
         numel
-        * compute_update_bytes(config.precision, optimizer, role)
+        * (
+            compute_update_bytes(precision, optimizer, role)
+            - 2 * compute_state_bytes(precision, optimizer, role)
+        )
         / stage.count_owners(config, mesh, role)
         for role, numel in stage.numels_by_role
     )
+    return without_state + 2 * stage.compute_state_bytes(config, mesh)
 
 
 def count_rings_per_node(config: Config, mesh: ParallelDegrees) -> int:

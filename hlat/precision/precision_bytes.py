@@ -3,11 +3,13 @@
 Terms are separate because parallelism divides each of them differently.
 """
 
+import math
 from dataclasses import dataclass
 
+from hlat.config.optimizer import OptimizerConfig
 from hlat.config.precision import Dtype, PrecisionConfig
-from hlat.model.parameter_spec import ParameterRole
-from hlat.optim.optimizer_spec import OptimizerSpec
+from hlat.model.parameter_spec import ParameterRole, ParameterSpec
+from hlat.optim.optimizer_spec import OptimizerSpec, get_optimizer_spec
 
 _ITEMSIZES = {Dtype.fp32: 4, Dtype.bf16: 2}
 
@@ -67,9 +69,22 @@ def compute_bytes_per_parameter(
 def compute_state_bytes(
     precision: PrecisionConfig, optimizer: OptimizerSpec, role: ParameterRole
 ) -> int:
-    """Return the bytes of an optimizer's state per element of a parameter."""
+    """Return the bytes of an optimizer's state per element of a parameter with its shape."""
     tensors = optimizer.list_state_tensors(role)
     return sum(get_itemsize(tensor.get_dtype(precision)) for tensor in tensors)
+
+
+def compute_parameter_state_bytes(
+    precision: PrecisionConfig, settings: OptimizerConfig, spec: ParameterSpec
+) -> int:
+    """Return the bytes of an optimizer's state of a canonical parameter."""
+    optimizer = get_optimizer_spec(settings.name)
+    shapes = optimizer.compute_state_shapes(settings, spec.role, spec.shape)
+    return sum(
+        math.prod(shapes[tensor.name]) * get_itemsize(tensor.get_dtype(precision))
+        for tensor in optimizer.list_state_tensors(spec.role)
+        if tensor.name in shapes
+    )
 
 
 def compute_update_bytes(

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from hlat.config.config_errors import ConfigError
+from hlat.config.precision import PrecisionConfig
 from hlat.config.run import Config
 from hlat.distributed.mesh_axis import MeshAxis
 from hlat.distributed.parameter_shards import ParameterShard
@@ -88,21 +88,16 @@ class MatrixOptimizer(torch.optim.Optimizer):
         self._num_slices = {param: len(slices) for param, slices in by_param.items()}
         slices = [one for slices in by_param.values() for one, _ in slices]
         self._exchange = MatrixExchange(axis, slices, self._compute_costs(), device)
-        dtype = TORCH_DTYPES[config.precision.optimizer_state_dtype]
         self._state_by_matrix = {
-            name: {
-                key: torch.zeros(shape, dtype=dtype, device=device)
-                for key in self._build_settings(name)["state_names"]
-            }
-            for name, shape in self._exchange.owned.items()
+            name: self._init_state(name, config.precision, device) for name in self._exchange.owned
         }
 
     def iter_state_shards(self) -> Iterator[StateShard]:
         """Yield the state of the matrices that this rank owns."""
         for name, state in self._state_by_matrix.items():
-            shape = self._specs[name].shape
             for key, tensor in state.items():
-                yield StateShard(f"{key}/{name}", shape, (0, 0), shape, tensor)
+                shape = tuple(tensor.shape)
+                yield StateShard(f"{key}/{name}", shape, (0,) * len(shape), shape, tensor)
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -133,7 +128,7 @@ class MatrixOptimizer(torch.optim.Optimizer):
         if self._rounds(param):
             assert self._rounding is not None
             bits = self._rounding.get_update_bits(self._params[param].name, 1)
-        self._store([param], [values], bits)
+        self._store(param, values, bits)
 
     def _list_slices(
         self, param: Tensor, tensor: Tensor | None
@@ -157,31 +152,42 @@ class MatrixOptimizer(torch.optim.Optimizer):
             for one in specs
         }
 
-    def _build_settings(self, name: str) -> dict[str, Any]:
-        return build_group_settings(self._settings, self._specs[name].role)
+    def _init_state(
+        self, name: str, precision: PrecisionConfig, device: torch.device
+    ) -> dict[str, Tensor]:
+        """Return the state of a matrix, which is zero."""
+        spec = self._specs[name]
+        shapes = self._spec.compute_state_shapes(self._settings, spec.role, spec.shape)
+        tensors = {tensor.name: tensor for tensor in self._spec.list_state_tensors(spec.role)}
+        dtypes = {key: TORCH_DTYPES[tensors[key].get_dtype(precision)] for key in shapes}
+        return {
+            key: torch.zeros(shape, dtype=dtypes[key], device=device)
+            for key, shape in shapes.items()
+        }
 
     def _update_matrix(self, name: str, gradient: Tensor) -> Tensor:
         """Return the update of a matrix, and store its new state."""
-        state = [*self._state_by_matrix[name].values()]
-        values = [tensor.float() for tensor in (gradient, *state)]
-        update, *new_state = self._compute(values, self._count + 1, self._build_settings(name))
-        bits = None
-        if state and self._rounds(state[0]):
-            assert self._rounding is not None
-            shape = self._specs[name].shape
-            bits = self._rounding.build_matrix_bits(name, shape, len(state), self._count)
-        self._store(state, new_state, bits)
+        state = self._state_by_matrix[name]
+        settings = build_group_settings(self._settings, self._specs[name].role)
+        settings["state_names"] = [*state]
+        values = [tensor.float() for tensor in (gradient, *state.values())]
+        update, *new_state = self._compute(values, self._count + 1, settings)
+        for index, (old, new) in enumerate(zip(state.values(), new_state, strict=True)):
+            bits = None
+            if self._rounds(old):
+                assert self._rounding is not None
+                bits = self._rounding.build_matrix_bits(name, old.shape, index, self._count)
+            self._store(old, new, bits)
         return update
 
     def _rounds(self, tensor: Tensor) -> bool:
         return self._rounding is not None and tensor.dtype == torch.bfloat16
 
-    def _store(self, stored: list[Tensor], updated: list[Tensor], bits: RandomBits | None) -> None:
-        """Round updated matrices into the stored ones unless the step is skipped."""
+    def _store(self, stored: Tensor, updated: Tensor, bits: RandomBits | None) -> None:
+        """Round an updated tensor into the stored one unless the step is skipped."""
         if bits is not None:
-            shape, device = stored[0].shape, stored[0].device
-            buffer = self._rounder.get_buffer("matrix", len(stored), shape, device)
-            torch._foreach_copy_(buffer.tensors, updated)
+            buffer = self._rounder.get_buffer("matrix", 1, stored.shape, stored.device)
+            buffer.tensors[0].copy_(updated)
             self._rounder.round_(buffer, bits, slice(None))
-            updated = buffer.tensors
-        store_update(stored, updated, self.found_inf)
+            updated = buffer.tensors[0]
+        store_update([stored], [updated], self.found_inf)

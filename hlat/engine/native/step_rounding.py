@@ -82,13 +82,20 @@ class StochasticRounding(NearestRounding):
         return self._generate(name, counters, self._params.updated_rows[name])
 
     def build_matrix_bits(
-        self, name: str, shape: tuple[int, ...], num_tensors: int, step: Tensor
+        self, name: str, shape: tuple[int, ...], index: int, step: Tensor
     ) -> RandomBits:
-        """Return the bits that round the state of a canonical matrix after `step` updates."""
+        """Return the bits that round a tensor of a canonical matrix's state after `step` updates.
+
+        Args:
+            name: Name of the matrix.
+            shape: Shape of the tensor, which has two dimensions.
+            index: Index of the tensor in the state.
+            step: Number of updates.
+        """
         generator = build_random_bits_generator(
             [(name, 0, shape[0])], (0, shape[1]), self._seed, step.device
         )
-        counters = torch.arange(1, 1 + num_tensors, device=step.device)
+        counters = torch.arange(1 + index, 2 + index, device=step.device)
         return generator.generate(step.to(torch.int64) * _COUNTERS_PER_STEP + counters)
 
     def _generate(self, name: str, counters: Tensor | int, rows: slice) -> RandomBits:
