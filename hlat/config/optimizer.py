@@ -6,6 +6,8 @@ from hlat.config.bounds import bounded
 from hlat.optim import adamw_spec
 from hlat.optim import lion_spec as lion_spec  # registers its specification
 from hlat.optim.muon_spec import MuonConfig
+from hlat.optim.normuon_spec import NorMuonConfig
+from hlat.optim.soap_spec import SoapConfig
 
 RENAMED_PRESETS = {name: f"adamw_{name}" for name in ("tiny", "small", "1b", "hlat_7b", "hlat_70b")}
 """Presets of conf/optimizer by their former names."""
@@ -16,7 +18,7 @@ class OptimizerConfig:
     """Optimizer; the default values are those of HLAT's AdamW (paper, section III-A)."""
 
     name: str = adamw_spec.NAME
-    """Update rule: adamw, lion, muon, or one of an extension."""
+    """Update rule: adamw, lion, muon, normuon, soap, or one of an extension."""
     lr: float = bounded(above=0, below=float("inf"))
     """Peak learning rate."""
     beta1: float = bounded(0.9, min=0, below=1)
@@ -33,3 +35,7 @@ class OptimizerConfig:
     """Largest global gradient norm; 0: no clipping."""
     muon: MuonConfig = field(default_factory=MuonConfig)
     """Settings of optimizer.name=muon."""
+    normuon: NorMuonConfig = field(default_factory=NorMuonConfig)
+    """Settings of optimizer.name=normuon."""
+    soap: SoapConfig = field(default_factory=SoapConfig)
+    """Settings of optimizer.name=soap."""

@@ -30,6 +30,8 @@ class ReferenceState:
         return self.tensors["weights"]
 
 
+_SIDES = ("left", "right")
+"""Preconditioners of rows and columns of SOAP."""
 ReferenceUpdate = Callable[[OptimizerConfig, ReferenceState, Array | float, float], ReferenceState]
 """Returns the state after an update with a gradient and a learning rate."""
 
@@ -77,10 +79,51 @@ def update_muon(
 
     Only matrices of decoder layers have an average that is orthogonalized.
     """
-    muon = settings.muon
     if "momentum_buffer" not in state.tensors:
-        ratio = 1.0 if muon.adamw_lr is None else muon.adamw_lr / settings.lr
-        return update_adamw(settings, state, gradient, learning_rate * ratio)
+        return _update_others(settings, settings.muon, state, gradient, learning_rate)
+    average, update = _orthogonalize_average(settings.muon, state, gradient)
+    step = _compute_muon_scale(settings.muon, update) * update
+    weights = state.weights - learning_rate * (step + settings.weight_decay * state.weights)
+    return ReferenceState({"weights": weights, "momentum_buffer": average}, state.updates + 1)
+
+
+def update_normuon(
+    settings: OptimizerConfig, state: ReferenceState, gradient: Array | float, learning_rate: float
+) -> ReferenceState:
+    """Return the state after one update of NorMuon (arXiv 2510.05491, algorithm 1), or of AdamW."""
+    normuon = settings.normuon
+    if "momentum_buffer" not in state.tensors:
+        return _update_others(settings, normuon, state, gradient, learning_rate)
+    average, update = _orthogonalize_average(normuon, state, gradient)
+    second = state.tensors["second_momentum_buffer"]
+    second = normuon.beta2 * second + (1 - normuon.beta2) * np.mean(update**2, 1, keepdims=True)
+    step = update / (np.sqrt(second) + 1e-10)
+    size = np.linalg.norm(step) + 1e-10
+    if normuon.scale.value == "original":
+        step *= np.linalg.norm(update) / size * _compute_muon_scale(normuon, update)
+    else:
+        step *= 0.2 * np.sqrt(step.size) / size
+    weights = state.weights - learning_rate * (step + settings.weight_decay * state.weights)
+    tensors = {"weights": weights, "momentum_buffer": average, "second_momentum_buffer": second}
+    return ReferenceState(tensors, state.updates + 1)
+
+
+def _update_others(
+    settings: OptimizerConfig,
+    muon: Any,
+    state: ReferenceState,
+    gradient: Array | float,
+    learning_rate: float,
+) -> ReferenceState:
+    """Return the state after one update of AdamW with the learning rate in the settings of Muon."""
+    ratio = 1.0 if muon.adamw_lr is None else muon.adamw_lr / settings.lr
+    return update_adamw(settings, state, gradient, learning_rate * ratio)
+
+
+def _orthogonalize_average(
+    muon: Any, state: ReferenceState, gradient: Array | float
+) -> tuple[Array, Array]:
+    """Return the new average of gradients, and the orthogonalized direction."""
     average = muon.momentum * state.tensors["momentum_buffer"] + (1 - muon.momentum) * gradient
     direction = average
     if muon.nesterov:
@@ -91,12 +134,59 @@ def update_muon(
         square = x @ x.T if num_rows <= num_columns else x.T @ x
         polynomial = -4.775 * square + 2.0315 * square @ square
         x = 3.4445 * x + (polynomial @ x if num_rows <= num_columns else x @ polynomial)
-    scale = {
-        "original": np.sqrt(max(1, num_rows / num_columns)),
-        "match_rms_adamw": 0.2 * np.sqrt(max(num_rows, num_columns)),
+    return average, x
+
+
+def _compute_muon_scale(muon: Any, update: Array) -> float:
+    num_rows, num_columns = update.shape
+    return {
+        "original": float(np.sqrt(max(1, num_rows / num_columns))),
+        "match_rms_adamw": 0.2 * float(np.sqrt(max(num_rows, num_columns))),
     }[muon.scale.value]
-    weights = state.weights - learning_rate * (scale * x + settings.weight_decay * state.weights)
-    return ReferenceState({"weights": weights, "momentum_buffer": average}, state.updates + 1)
+
+
+def update_soap(
+    settings: OptimizerConfig, state: ReferenceState, gradient: Array | float, learning_rate: float
+) -> ReferenceState:
+    """Return the state after one update of SOAP (arXiv 2409.11321, algorithm 3), or of AdamW."""
+    if "rotated_exp_avg_sq" not in state.tensors:
+        return update_adamw(settings, state, gradient, learning_rate)
+    new, count, beta1, beta2 = {**state.tensors}, state.updates, settings.beta1, settings.beta2
+    matrix = np.broadcast_to(gradient, state.weights.shape)
+    bases = [new.get(f"{_SIDES[axis]}_basis", np.eye(matrix.shape[axis])) for axis in (0, 1)]
+    step = square = np.zeros(matrix.shape)
+    new["exp_avg"] = (beta1 * new["exp_avg"] + (1 - beta1) * matrix) * (count > 0)
+    if count > 0:
+        rotated = bases[0].T @ matrix @ bases[1]
+        square = beta2 * new["rotated_exp_avg_sq"] + (1 - beta2) * rotated**2
+        rotated = bases[0].T @ new["exp_avg"] @ bases[1] / (np.sqrt(square) + settings.eps)
+        step = bases[0] @ rotated @ bases[1].T
+        step *= np.sqrt(1 - beta2**count) / (1 - beta1**count)
+    new["weights"] = state.weights - learning_rate * (step + settings.weight_decay * state.weights)
+    new["rotated_exp_avg_sq"] = _update_soap_bases(settings, new, matrix, square, count)
+    return ReferenceState(new, count + 1)
+
+
+def _update_soap_bases(
+    settings: OptimizerConfig, new: dict[str, Array], gradient: Array, square: Array, count: int
+) -> Array:
+    """Update preconditioners and eigenbases in place; return the reordered second moment."""
+    soap = settings.soap
+    for axis, side in enumerate(_SIDES):
+        if f"{side}_gram" not in new:
+            continue
+        product = gradient @ gradient.T if axis == 0 else gradient.T @ gradient
+        beta = soap.preconditioner_beta
+        gram = new[f"{side}_gram"] = beta * new[f"{side}_gram"] + (1 - beta) * product
+        basis = new[f"{side}_basis"]
+        if count == 0:
+            new[f"{side}_basis"] = np.linalg.eigh(gram)[1][:, ::-1]
+        elif count % soap.precondition_frequency == 0:
+            order = np.argsort(-np.diag(basis.T @ gram @ basis), kind="stable")
+            orthogonal, triangle = np.linalg.qr(gram @ basis[:, order])
+            new[f"{side}_basis"] = orthogonal * np.where(np.diag(triangle) < 0, -1.0, 1.0)
+            square = np.take(square, order, axis)
+    return square
 
 
 def update_lion(
@@ -116,6 +206,8 @@ _UPDATES: dict[str, ReferenceUpdate] = {
     "adamw": update_adamw,
     "lion": update_lion,
     "muon": update_muon,
+    "normuon": update_normuon,
+    "soap": update_soap,
 }
 """Updates by optimizer.name."""
 

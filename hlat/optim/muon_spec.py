@@ -49,10 +49,20 @@ class MuonConfig:
 
 
 class MuonSpec(AdamWSpec):
-    """Orthogonalized momentum of whole matrices, and AdamW for the other parameters."""
+    """Orthogonalized momentum of whole matrices, and AdamW for the other parameters.
+
+    Attributes:
+        section: Section of the settings in `optimizer`.
+    """
 
     title = "Muon"
     nxdt_names = ()
+    section = NAME
+
+    def get_settings(self, settings: OptimizerConfig) -> MuonConfig:
+        """Return the settings of the matrices."""
+        found: MuonConfig = getattr(settings, self.section)
+        return found
 
     def is_elementwise(self, role: ParameterRole) -> bool:
         """Return False for the matrices of decoder layers."""
@@ -62,7 +72,7 @@ class MuonSpec(AdamWSpec):
         """Return the averaged gradient of a matrix, named as in torch.optim.Muon."""
         if self.is_elementwise(role):
             return super().list_state_tensors(role)
-        return (StateTensor("momentum_buffer", "muon.momentum"),)
+        return (StateTensor("momentum_buffer", f"{self.section}.momentum"),)
 
     def get_update_flops(self, role: ParameterRole) -> float:
         """Return 3 for each of average and direction, 1 for decay and 2 for the step."""
@@ -75,11 +85,11 @@ class MuonSpec(AdamWSpec):
         if self.is_elementwise(role):
             return 0.0
         short, long = min(shape), max(shape)
-        return settings.muon.num_iterations * 2 * short**2 * (2 * long + short)
+        return self.get_settings(settings).num_iterations * 2 * short**2 * (2 * long + short)
 
     def get_lr_factor(self, settings: OptimizerConfig, role: ParameterRole) -> float:
         """Return the ratio of the two learning rates."""
-        lr = settings.muon.adamw_lr
+        lr = self.get_settings(settings).adamw_lr
         return 1.0 if lr is None or not self.is_elementwise(role) else lr / settings.lr
 
     def build_hyperparameters(
@@ -88,7 +98,7 @@ class MuonSpec(AdamWSpec):
         """Return the arguments of the update rule."""
         if self.is_elementwise(role):
             return super().build_hyperparameters(settings, role)
-        muon = settings.muon
+        muon = self.get_settings(settings)
         return {
             "momentum": muon.momentum,
             "nesterov": muon.nesterov,
@@ -99,13 +109,13 @@ class MuonSpec(AdamWSpec):
     def get_matrix_scale(self, settings: OptimizerConfig, shape: tuple[int, ...]) -> float:
         """Return the factor of the update."""
         num_rows, num_columns = shape
-        if settings.muon.scale is UpdateScale.original:
+        if self.get_settings(settings).scale is UpdateScale.original:
             return math.sqrt(max(1, num_rows / num_columns))
         return 0.2 * math.sqrt(max(num_rows, num_columns))
 
     def get_matrix_update_dtype(self, settings: OptimizerConfig) -> Dtype:
         """Return the dtype of the iterations."""
-        return settings.muon.iteration_dtype
+        return self.get_settings(settings).iteration_dtype
 
     def get_gradient_source(
         self, settings: OptimizerConfig, role: ParameterRole
@@ -113,7 +123,7 @@ class MuonSpec(AdamWSpec):
         """Return the averaged gradient of a matrix, 1 - momentum times the gradient."""
         if self.is_elementwise(role):
             return super().get_gradient_source(settings, role)
-        return "momentum_buffer", 1 - settings.muon.momentum
+        return "momentum_buffer", 1 - self.get_settings(settings).momentum
 
 
 register_component(

@@ -12,6 +12,8 @@ from hlat.model.parameter_spec import ParameterRole
 from hlat.optim import adamw as adamw  # registers its update rule
 from hlat.optim import lion as lion
 from hlat.optim import muon as muon
+from hlat.optim import normuon as normuon
+from hlat.optim import soap as soap
 from hlat.optim.capturable_optimizer import CapturableOptimizer
 from hlat.optim.optimizer_spec import get_optimizer_spec
 from hlat.optim.update_rule import ParamGroups, UpdateRule, init_state

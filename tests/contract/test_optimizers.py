@@ -6,7 +6,7 @@ import torch
 from hlat.config.resolve import resolve_config
 from hlat.engine.native.trainable_parameters import TrainableParameters
 from hlat.model.canonical_views import iter_row_views
-from hlat.plan.memory_estimate import estimate_memory
+from hlat.plan.memory_estimate import compute_checkpoint_bytes, estimate_memory
 from tests.contract.test_recipes import RATE, SIZE, build, make_batches, state, train
 
 MUON = ("optimizer.name=muon",)
@@ -54,9 +54,43 @@ def test_weights_are_those_of_torch_bit_for_bit(compose, small, monkeypatch, sca
         assert torch.equal(matrix, theirs[name]), name
 
 
-@pytest.mark.parametrize("recipe", ["fp32", "bf16_sr", "mixed"])
-def test_a_skipped_step_changes_no_bit(compose, small, recipe: str) -> None:
-    config = configure(compose, small, f"precision={recipe}")
+RECIPES = ["fp32", "bf16_sr", "mixed"]
+OPTIMIZERS = {
+    "muon": [],
+    "normuon": [],
+    "soap": ["optimizer.soap.precondition_frequency=2"],
+}
+
+
+def every_optimizer(*default: str):
+    """Run all optimizers in all recipes, in the default suite those of "optimizer-recipe"."""
+    names = [(name, recipe) for name in OPTIMIZERS for recipe in RECIPES]
+    cases = [
+        pytest.param(*case, marks=[] if "-".join(case) in default else pytest.mark.slow)
+        for case in names
+    ]
+    return pytest.mark.parametrize(("name", "recipe"), cases)
+
+
+FAST = [*(f"muon-{recipe}" for recipe in RECIPES), "normuon-bf16_sr", "soap-bf16_sr"]
+
+
+def count_bytes(tensors: dict[str, torch.Tensor], *omitted: str) -> int:
+    return sum(
+        tensor.numel() * tensor.element_size()
+        for name, tensor in tensors.items()
+        if name.partition("/")[0] not in omitted
+    )
+
+
+def configure_optimizer(compose, small, name: str, recipe: str):
+    overrides = f"optimizer.name={name}", f"precision={recipe}", *OPTIMIZERS[name]
+    return resolve_config(compose(*small, *SIZE, *overrides))
+
+
+@every_optimizer(*FAST)
+def test_a_skipped_step_changes_no_bit(compose, small, name: str, recipe: str) -> None:
+    config = configure_optimizer(compose, small, name, recipe)
     engine, batches = build(config), make_batches(config)
     train(engine, batches[:2])
     before = state(engine)
@@ -74,12 +108,51 @@ def test_a_skipped_step_changes_no_bit(compose, small, recipe: str) -> None:
     )
 
 
-@pytest.mark.parametrize("recipe", ["fp32", "bf16_sr", "mixed"])
-def test_the_plan_has_the_bytes_of_the_state(compose, small, recipe: str) -> None:
-    config = configure(compose, small, f"precision={recipe}")
-    found = sum(
-        tensor.numel() * tensor.element_size()
-        for name, tensor in state(build(config)).items()
-        if name.partition("/")[0] not in ("weights", "updates")
-    )
+@pytest.mark.parametrize("name", ["normuon", "soap"])
+def test_a_skipped_first_step_changes_no_bit(compose, small, name: str) -> None:
+    config = configure_optimizer(compose, small, name, "fp32")
+    engine, batches = build(config), make_batches(config)
+    before = state(engine)
+    weight = engine.params.model_params["layers.1.mlp.down_proj.weight"]
+    weight.register_hook(lambda gradient: gradient * float("nan"))
+    assert train(engine, batches[:1])[0].num_skipped == 1
+    after = state(engine)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+@every_optimizer("soap-fp32")
+def test_every_step_can_be_resumed_bit_for_bit(compose, small, name: str, recipe: str) -> None:
+    config = configure_optimizer(compose, small, name, recipe)
+    engine, batches = build(config), make_batches(config)
+    saved = []
+    for batch in batches:
+        saved.append(state(engine))
+        train(engine, [batch])
+    expected = state(engine)
+    for step, tensors in enumerate(saved):
+        other = build(config)
+        for shard in other.state_shards():
+            shard.tensor.detach().copy_(tensors[shard.name])
+        other.params.sync_model_params()
+        train(other, batches[step:])
+        found = state(other)
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[key], expected[key]) for key in found), step
+
+
+@every_optimizer(*FAST)
+def test_the_plan_has_the_bytes_of_the_state(compose, small, name: str, recipe: str) -> None:
+    config = configure_optimizer(compose, small, name, recipe)
+    found = count_bytes(state(build(config)), "weights", "updates")
     assert estimate_memory(config).optimizer_state == found
+
+
+def test_the_plan_has_the_bytes_of_matrices_without_preconditioners(compose, small) -> None:
+    config = configure_optimizer(compose, small, "soap", "mixed")
+    config.optimizer.soap.max_preconditioner_dim = 64
+    tensors = state(build(config))
+    assert "left_gram/model.layers.0.self_attn.q_proj.weight" in tensors
+    assert "left_gram/model.layers.0.mlp.up_proj.weight" not in tensors
+    found = count_bytes(tensors, "weights", "updates")
+    assert estimate_memory(config).optimizer_state == found
+    assert compute_checkpoint_bytes(config) == count_bytes(tensors, "updates")

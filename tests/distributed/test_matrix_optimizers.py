@@ -1,21 +1,33 @@
 """Optimizers of whole matrices give the results of one process in every layout."""
 
 import functools
+import itertools
+import zlib
 from unittest import mock
 
 import numpy as np
 import pytest
+import torch
 
 from hlat.config.run import Config
+from hlat.distributed.tensor_slice import TensorSlice
+from hlat.doctor.engine_harness import sample_optimizer_state
 from hlat.engine.native import matrix_exchange
+from hlat.engine.native.matrix_optimizer import MatrixOptimizer
 from hlat.engine.native.native_engine import NativeEngine
+from hlat.model.parameter_spec import ParameterRole
+from hlat.optim.optimizer_spec import get_optimizer_spec
 from tests.distributed import checks
 from tests.distributed.checks import layers
 from tests.distributed.ranks import Ranks
 
 pytestmark = [pytest.mark.distributed, pytest.mark.xdist_group("processes")]
 
-MUON = ["optimizer.name=muon", "optimizer.muon.iteration_dtype=fp32"]
+OPTIMIZERS = {
+    "muon": ["optimizer.name=muon", "optimizer.muon.iteration_dtype=fp32"],
+    "normuon": ["optimizer.name=normuon", "optimizer.normuon.iteration_dtype=fp32"],
+    "soap": ["optimizer.name=soap", "optimizer.soap.precondition_frequency=2"],
+}
 STEPS = 3
 LAYOUTS = {
     "dp2": "dp=2",
@@ -29,23 +41,39 @@ LAYOUTS = {
     "pp3": "pp=3",
     "tp2+pp2+dp2+zero1": "tp=2 pp=2 dp=2 zero=1",
 }
-DEFAULT = {"tp2+sp+dp2+zero1", "dp2+zero3", "pp2"}
+DEFAULT = {
+    *(("muon", name) for name in ("tp2+sp+dp2+zero1", "dp2+zero3", "pp2")),
+    *(("normuon", "tp2+sp+dp2+zero1"), ("soap", "tp2+sp+dp2+zero1")),
+}
 
 
 def slow_unless(is_default: bool) -> list[pytest.MarkDecorator]:
     return [] if is_default else [pytest.mark.slow]
 
 
-CASES = [pytest.param(name, marks=slow_unless(name in DEFAULT)) for name in LAYOUTS]
+CASES = [
+    pytest.param(*case, marks=slow_unless(case in DEFAULT))
+    for case in itertools.product(OPTIMIZERS, LAYOUTS)
+]
 
 
-def train_and_save(config: Config) -> dict[tuple[str, tuple[int, ...]], np.ndarray]:
-    """Train, and return all shards that this rank saves; matrices are exchanged in many batches."""
+def train_and_save(
+    config: Config, has_same_gradients: bool = False
+) -> dict[tuple[str, tuple[int, ...]], np.ndarray]:
+    """Train, and return all shards that this rank saves; matrices are exchanged in many batches.
+
+    SOAP starts from a random state: the first gradients determine only some of the eigenvectors,
+    and rounding errors the others.
+    """
     engine = NativeEngine()
     with mock.patch.object(matrix_exchange, "_BATCH_NUMEL", 1 << 11):
         engine.build(config)
-    for batch in checks.batches(config, STEPS):
-        checks.run_step(engine, batch)
+    if config.optimizer.name == "soap" and not has_same_gradients:
+        load_random_state(engine, config)
+    step = step_with_same_gradients if has_same_gradients else MatrixOptimizer.step
+    with mock.patch.object(MatrixOptimizer, "step", step):
+        for batch in checks.batches(config, STEPS):
+            checks.run_step(engine, batch)
     shards = {
         (shard.name, shard.offset): shard.tensor.float().numpy().reshape(shard.size).copy()
         for shard in engine.saved_state_shards()
@@ -54,14 +82,43 @@ def train_and_save(config: Config) -> dict[tuple[str, tuple[int, ...]], np.ndarr
     return shards
 
 
+def load_random_state(engine: NativeEngine, config: Config) -> None:
+    """Load a state of full rank, after several updates."""
+    state = sample_optimizer_state(config)
+    for shard in engine.state_shards():
+        key, _, name = shard.name.partition("/")
+        if key == "updates":
+            shard.tensor.fill_(9)
+        elif key != "weights":
+            index = shard.tensor_slice.index_in(TensorSlice((0,) * len(shard.shape), shard.shape))
+            part = torch.from_numpy(state[key][name][index])
+            shard.tensor.detach().copy_(part.reshape(shard.tensor.shape))
+
+
+_step = MatrixOptimizer.step
+
+
+def step_with_same_gradients(self: MatrixOptimizer) -> None:
+    """Step with random gradients, which are those of one process in every layout."""
+    for param in self._params:
+        for one, view in self._list_slices(param, param.grad):
+            seed = zlib.crc32(f"{one.name} {float(self._count)}".encode())
+            generator = torch.Generator().manual_seed(seed)
+            matrix = torch.randn(self._specs[one.name].shape, generator=generator)
+            row, num_rows, column, num_columns = one.rectangle
+            part = matrix[row : row + num_rows, column : column + num_columns]
+            view.copy_(part.reshape(view.shape))
+    _step(self)
+
+
 @pytest.fixture(scope="module")
 def single_process(configure):
     """Return all tensors of one process after the steps."""
 
     @functools.cache
-    def train(number: str, *overrides: str) -> dict[str, np.ndarray]:
-        config = configure("", number, *MUON, *overrides, *batch_of(""))
-        return checks.joined([train_and_save(config)])
+    def train(optimizer: str, number: str, has_same_gradients: bool) -> dict[str, np.ndarray]:
+        config = configure("", number, *OPTIMIZERS[optimizer], *batch_of(""))
+        return checks.joined([train_and_save(config, has_same_gradients)])
 
     return train
 
@@ -71,14 +128,17 @@ def batch_of(layout: str) -> list[str]:
     return ["batch.global_batch_size=12", f"batch.micro_batch_size={2 if 'dp=' in layout else 4}"]
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_training_equals_one_process(ranks: Ranks, configure, single_process, name: str) -> None:
+@pytest.mark.parametrize(("optimizer", "name"), CASES)
+def test_training_equals_one_process(
+    ranks: Ranks, configure, single_process, optimizer: str, name: str
+) -> None:
     layout = LAYOUTS[name]
-    config = configure(layout, *MUON, *batch_of(layout))
+    config = configure(layout, *OPTIMIZERS[optimizer], *batch_of(layout))
     found = checks.joined(ranks.run(config.num_processes, train_and_save, config))
-    expected = single_process(layers(layout))
+    expected = single_process(optimizer, layers(layout), False)
     assert found.keys() == expected.keys()
-    assert "momentum_buffer/model.layers.0.self_attn.k_proj.weight" in found
+    state = get_optimizer_spec(optimizer).list_state_tensors(ParameterRole.matrix)
+    assert {f"{one.name}/model.layers.0.self_attn.k_proj.weight" for one in state} <= {*found}
     assert "exp_avg_sq/model.embed_tokens.weight" in found
     for key, values in expected.items():
         # AdamW divides gradients by their size: rounding errors of small ones are not small
@@ -87,16 +147,37 @@ def test_training_equals_one_process(ranks: Ranks, configure, single_process, na
         assert error <= 1e-5 * np.abs(values).max() + atol, (key, error)
 
 
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=slow_unless(name == "dp2+zero3")) for name in LAYOUTS]
+)
+def test_the_same_gradients_give_the_same_bits(
+    ranks: Ranks, configure, single_process, name: str
+) -> None:
+    layout = LAYOUTS[name]
+    config = configure(layout, *OPTIMIZERS["soap"], *batch_of(layout))
+    found = checks.joined(ranks.run(config.num_processes, train_and_save, config, True))
+    expected = single_process("soap", layers(layout), True)
+    names = [key for key in expected if key.endswith("_proj.weight")]
+    assert len(names) == 7 * 8 * config.model.num_layers  # weights, updates and six tensors
+    for key in names:
+        assert np.array_equal(found[key], expected[key]), key
+
+
 RECIPES = ["fp32", "mixed", "bf16_sr"]
 
 
 @pytest.mark.parametrize(
-    "recipe", [pytest.param(name, marks=slow_unless(name == "bf16_sr")) for name in RECIPES]
+    ("optimizer", "recipe"),
+    [
+        pytest.param(*case, marks=slow_unless(case == ("muon", "bf16_sr")))
+        for case in itertools.product(OPTIMIZERS, RECIPES)
+    ],
 )
 def test_resume_is_bit_identical_and_other_layouts_load_the_state(
-    ranks: Ranks, configure, tmp_path, recipe: str
+    ranks: Ranks, configure, tmp_path, optimizer: str, recipe: str
 ) -> None:
-    overrides = (layers("pp=2"), "optimizer.name=muon", f"precision={recipe}")
+    overrides = (layers("pp=2"), f"optimizer.name={optimizer}", f"precision={recipe}")
+    overrides += tuple(one for one in OPTIMIZERS[optimizer] if "frequency" in one)
 
     def run(layout, check, *arguments):
         config = configure(layout, *overrides)

@@ -26,9 +26,12 @@ from hlat.model import attention, decoder
 from hlat.model.decoder import Decoder
 from hlat.model.loss import IGNORE_INDEX
 from hlat.model.norm import RMSNorm
-from hlat.optim import lr_schedule, muon, optimizer_factory
+from hlat.optim import lr_schedule, muon, normuon, optimizer_factory, soap
 from hlat.optim.adamw_spec import AdamWSpec
 from hlat.optim.muon_spec import MuonSpec
+from hlat.optim.normuon_spec import NorMuonSpec
+from hlat.optim.soap_spec import SoapSpec
+from hlat.optim.update_rule import UpdateRule
 from hlat.precision import random_bits
 from hlat.precision.random_bits import RandomBitsGenerator
 from hlat.precision.stochastic_rounding import StochasticRounder
@@ -116,7 +119,7 @@ def _decay_with_the_peak_rate() -> Iterator[None]:
         yield
 
 
-def _muon_settings(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Plant:
+def _of_whole_matrices(spec: type, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Plant:
     def make(right: Any) -> Any:
         def build(self, settings, role):
             found = right(self, settings, role)
@@ -124,7 +127,31 @@ def _muon_settings(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Plant:
 
         return build
 
-    return around(MuonSpec, "build_hyperparameters", make)
+    return around(spec, "build_hyperparameters", make)
+
+
+def _update_rule(rule: UpdateRule, make: Callable[[Any], Any]) -> Plant:
+    def build(right: Any) -> Any:
+        changed = replace(rule, compute_matrix=make(rule.compute_matrix))
+        return lambda settings: changed
+
+    return around(optimizer_factory, "get_update_rule", build)
+
+
+def _one_value_per_matrix(right: Any) -> Any:
+    def compute(values, step, group):
+        update, average, second = right(values, step, group)
+        return [update, average, second.mean().expand_as(second)]
+
+    return compute
+
+
+def _in_the_former_order(right: Any) -> Any:
+    return lambda gram, basis: (right(gram, basis)[0], torch.arange(len(gram)))
+
+
+def _in_the_other_direction(right: Any) -> Any:
+    return lambda matrix, state, back=False: right(matrix, state, not back)
 
 
 def _of_the_transposed_matrix(right: Any) -> Any:
@@ -375,15 +402,24 @@ MUTANTS: dict[str, Plant] = {
     ),
     "epsilon too large": _adamw_settings(lambda kwargs: {"eps": 100 * kwargs["eps"]}),
     "epsilon too small": _adamw_settings(lambda kwargs: {"eps": kwargs["eps"] / 100}),
-    "no Nesterov momentum": _muon_settings(lambda found: {"nesterov": False}),
-    "one iteration less": _muon_settings(
-        lambda found: {"num_iterations": found["num_iterations"] - 1}
+    "no Nesterov momentum": _of_whole_matrices(MuonSpec, lambda found: {"nesterov": False}),
+    "one iteration less": _of_whole_matrices(
+        MuonSpec, lambda found: {"num_iterations": found["num_iterations"] - 1}
     ),
     "scale of the transposed matrix": around(
         MuonSpec, "get_matrix_scale", _of_the_transposed_matrix
     ),
     "rate of the embedding ignored": patched(MuonSpec, get_lr_factor=lambda *settings: 1.0),
     "shards are orthogonalized": patched(MatrixExchange, update=_of_each_slice),
+    "one second moment per matrix": _update_rule(normuon.NORMUON, _one_value_per_matrix),
+    "decay of the rows ignored": _of_whole_matrices(
+        NorMuonSpec, lambda found: {"beta2": found["momentum"] / 2}
+    ),
+    "second moment in the former order": around(soap, "improve_eigenbasis", _in_the_former_order),
+    "rotation in the other direction": around(soap, "_rotate", _in_the_other_direction),
+    "eigenbases too rarely": _of_whole_matrices(
+        SoapSpec, lambda found: {"precondition_frequency": 2001}
+    ),
     "norms decayed": _decay(True),
     "norms not decayed": _decay(False),
     "no clipping": lambda: _clip(lambda *settings: None),
@@ -433,7 +469,7 @@ MUTANTS: dict[str, Plant] = {
     "positions of the cache": _one_position_later,
 }
 
-_MUON = "optimizer.name=muon"
+_MUON, _SOAP = "optimizer.name=muon", "optimizer.name=soap"
 FOUND = {
     "rate one step late": ("", "schedule", "rate of step 1", "schedule"),
     "rate of the last step": ("", "optimizer", "weights", "update"),
@@ -457,6 +493,17 @@ FOUND = {
         f"{_MUON} {TP}",
         *("optimizer", "proj.weight weights", "update"),
     ),
+    "one second moment per matrix": (
+        "optimizer.name=normuon",
+        *("optimizer", "second_momentum_buffer", "update"),
+    ),
+    "decay of the rows ignored": (
+        "optimizer.name=normuon",
+        *("optimizer", "second_momentum_buffer", "update"),
+    ),
+    "second moment in the former order": (_SOAP, "optimizer", "rotated_exp_avg_sq", "update"),
+    "rotation in the other direction": (_SOAP, "optimizer", "proj.weight", "update"),
+    "eigenbases too rarely": (_SOAP, "optimizer", "basis", "update"),
     "norms decayed": ("optimizer.decay_norms=false", "optimizer", "norm.weight", "update"),
     "norms not decayed": ("optimizer.decay_norms=true", "optimizer", "norm.weight", "update"),
     "decay with the peak rate": ("", "optimizer", "weight decay", "update"),
