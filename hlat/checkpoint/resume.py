@@ -76,15 +76,16 @@ def resume(
     num_readable = config.schedule.total_steps + loader.num_skipped_batches
     rollbacks = rollback_log.load_rollbacks(checkpoints_dir, num_readable, group, tracker)
     loader.skip_batches(rollback.skipped for rollback in rollbacks)
-    fresh = training_checkpoint.list_fresh_state(
-        list_parameter_specs(config.model), config.optimizer, manifest
-    )
+    parameters = list_parameter_specs(config.model)
+    fresh = training_checkpoint.list_fresh_state(parameters, config.optimizer, manifest)
     changed += [
         f"{key} of {len(names)} parameters starts at zero, as the checkpoint has none"
         for key, names in fresh.items()
     ]
-    names = {name for each in fresh.values() for name in each}
-    omitted = {f"{key}/{name}" for name in names for key in (*fresh, "updates")}
+    fresh["updates"] = [
+        *training_checkpoint.list_restarted_parameters(parameters, config.optimizer, manifest)
+    ]
+    omitted = {f"{key}/{name}" for key, names in fresh.items() for name in names}
     shards = (shard for shard in engine.state_shards() if shard.name not in omitted)
     checkpoint_store.load_checkpoint(path, shards, manifest)
     if state.step < compute_total_steps(config):

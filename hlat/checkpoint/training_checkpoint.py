@@ -4,7 +4,7 @@ A checkpoint may have been edited and its hashes computed again. A resume and `h
 verify` use the same checks.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from hlat.checkpoint import checkpoint_store
 from hlat.checkpoint.checkpoint_errors import CorruptCheckpointError
@@ -45,7 +45,7 @@ def list_fresh_state(
 ) -> dict[str, list[str]]:
     """Return the parameters by each state tensor that a checkpoint of another optimizer lacks.
 
-    These parameters start with a state of zero, and with no updates.
+    These tensors start at zero.
     """
     optimizer, fresh = get_optimizer_spec(settings.name), dict[str, list[str]]()
     for parameter in parameters:
@@ -54,6 +54,25 @@ def list_fresh_state(
             if f"{key}/{name}" not in manifest.tensors:
                 fresh.setdefault(key, []).append(name)
     return fresh
+
+
+def list_restarted_parameters(
+    parameters: Sequence[ParameterSpec], settings: OptimizerConfig, manifest: CheckpointManifest
+) -> set[str]:
+    """Return the parameters whose updates are counted from zero.
+
+    A checkpoint of another optimizer, or of other settings, has other state tensors for them. All
+    matrices that are updated as a whole have one count.
+    """
+    optimizer, restarted = get_optimizer_spec(settings.name), set[str]()
+    for parameter in parameters:
+        role, name = parameter.role, parameter.name
+        tensors = (tensor.name for tensor in optimizer.list_state_tensors(role))
+        saved = {key for key in tensors if f"{key}/{name}" in manifest.tensors}
+        if saved != {*optimizer.compute_state_shapes(settings, role, parameter.shape)}:
+            restarted.add(name)
+    whole = {one.name for one in parameters if not optimizer.is_elementwise(one.role)}
+    return restarted if restarted.isdisjoint(whole) else restarted | whole
 
 
 def _validate_state(state: TrainingState, manifest: CheckpointManifest) -> None:
