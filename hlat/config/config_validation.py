@@ -14,7 +14,7 @@ from hlat.config.parallelism_validation import PARALLELISM_VALIDATORS, format_di
 from hlat.config.precision import Dtype, Fp32Operator, RoundingMode
 from hlat.config.run import Config
 from hlat.config.schedule import ScheduleSpec
-from hlat.model.decoder_spec import find_conflicts
+from hlat.model.decoder_spec import find_conflicts, list_parameter_specs
 from hlat.model.families import FAMILY_NAMES
 
 
@@ -121,6 +121,20 @@ def validate_metrics(config: Config) -> Iterator[str]:
             f"tracking.metrics_every={tracking.metrics_every} is not a multiple of "
             f"run.log_every={log_every}; use {log_every} or a multiple of it"
         )
+
+
+def validate_lr_by_role(config: Config) -> Iterator[str]:
+    """Require learning rates of roles that the model has."""
+    rates = {role: lr for role, lr in vars(config.optimizer.lr_by_role).items() if lr is not None}
+    if not rates or any(find_component_problems(config)) or config.model.num_attention_heads < 1:
+        return
+    present = [spec.role.value for spec in list_parameter_specs(config.model)]
+    for role, lr in rates.items():
+        if role not in present:
+            yield (
+                f"optimizer.lr_by_role.{role}={lr}: model={config.model.name} has no parameters "
+                f"with this role; use null, or one of {', '.join(dict.fromkeys(present))}"
+            )
 
 
 def validate_attention_heads(config: Config) -> Iterator[str]:
@@ -262,6 +276,7 @@ VALIDATORS: tuple[Callable[[Config], Iterable[str]], ...] = (
     validate_components,
     validate_metrics,
     validate_attention_heads,
+    validate_lr_by_role,
     *PARALLELISM_VALIDATORS,
     validate_data_sources,
     validate_timeline,

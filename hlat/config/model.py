@@ -14,6 +14,7 @@ from hlat.model.decoder_spec import ScaledInit
 from hlat.model.embedding_spec import EmbeddingConfig, HeadConfig
 from hlat.model.mlp_spec import MLPConfig
 from hlat.model.norm_spec import NormConfig
+from hlat.model.parametrization_spec import ParametrizationConfig
 from hlat.model.rope_spec import RopeConfig
 
 
@@ -64,6 +65,8 @@ class ModelConfig:
     """Token embedding."""
     head: HeadConfig = field(default_factory=HeadConfig)
     """Output head and loss."""
+    parametrization: ParametrizationConfig = field(default_factory=ParametrizationConfig)
+    """Dependence of settings on width and depth (docs/parametrization.md)."""
     residual_multiplier: float = bounded(1.0, above=0, below=float("inf"))
     """Factor of the outputs of attention and MLP before they are added to the residual stream."""
     init_std: float = bounded(0.02, above=0, below=float("inf"))

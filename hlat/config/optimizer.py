@@ -1,6 +1,7 @@
 """Optimizer and gradient clipping."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from hlat.config.bounds import bounded
 from hlat.optim import adamw_spec
@@ -13,6 +14,30 @@ RENAMED_PRESETS = {name: f"adamw_{name}" for name in ("tiny", "small", "1b", "hl
 """Presets of conf/optimizer by their former names."""
 
 
+def _bounded_lr() -> Any:
+    return bounded(None, above=0, below=float("inf"))
+
+
+@dataclass
+class RoleLearningRates:
+    """Peak learning rates by role of parameters; null: that of the optimizer."""
+
+    matrix: float | None = _bounded_lr()
+    """Matrices of decoder layers, except residual."""
+    residual: float | None = _bounded_lr()
+    """Matrices that write to the residual stream: o_proj, down_proj."""
+    embedding: float | None = _bounded_lr()
+    """Token embedding."""
+    head: float | None = _bounded_lr()
+    """Output head."""
+    norm: float | None = _bounded_lr()
+    """Weights of norms."""
+    bias: float | None = _bounded_lr()
+    """Biases of linear layers."""
+    sink: float | None = _bounded_lr()
+    """Attention sinks."""
+
+
 @dataclass
 class OptimizerConfig:
     """Optimizer; the default values are those of HLAT's AdamW (paper, section III-A)."""
@@ -21,6 +46,8 @@ class OptimizerConfig:
     """Update rule: adamw, lion, muon, normuon, soap, or one of an extension."""
     lr: float = bounded(above=0, below=float("inf"))
     """Peak learning rate."""
+    lr_by_role: RoleLearningRates = field(default_factory=RoleLearningRates)
+    """Peak learning rates of parameters by their role."""
     beta1: float = bounded(0.9, min=0, below=1)
     """Decay of the first moment."""
     beta2: float = bounded(0.95, min=0, below=1)

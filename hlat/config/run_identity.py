@@ -28,7 +28,7 @@ from hlat.config.config_json import parse_section
 from hlat.config.data import DataConfig
 from hlat.config.extensions import compute_hashes, format_missing_extension
 from hlat.config.model import ModelConfig
-from hlat.config.optimizer import OptimizerConfig
+from hlat.config.optimizer import OptimizerConfig, RoleLearningRates
 from hlat.config.renamed_keys import restore_former_keys
 from hlat.config.run import Config
 
@@ -139,6 +139,8 @@ def collect_adjustable_settings(config: Config) -> dict[str, Any]:
     data = config.data
     settings |= {f"data.sources.{name}.weight": s.weight for name, s in data.sources.items()}
     masks = {"data.document_mask": data.document_mask, "data.loss_mask": data.loss_mask}
+    if config.optimizer.lr_by_role == RoleLearningRates():  # as in runs without this setting
+        del settings["optimizer.lr_by_role"]
     return _drop_unused(settings, config) | masks | compute_hashes(config.extensions)
 
 

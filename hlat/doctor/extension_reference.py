@@ -17,12 +17,14 @@ from torch.overrides import TorchFunctionMode
 from hlat.config.components import get_component, get_implementation
 from hlat.config.model import ModelConfig
 from hlat.config.optimizer import OptimizerConfig
+from hlat.config.run import Config
 from hlat.doctor.reference_optimizer import Array, ReferenceState, ReferenceUpdate
 from hlat.model.attention_kernels import KeyRange, compute_document_starts
 from hlat.model.attention_spec import LayerType, get_attention_spec, get_layer_type
 from hlat.model.mlp_spec import get_mlp_spec
 from hlat.model.norm_spec import list_norm_parameters
 from hlat.model.parameter_spec import ModuleParameter, ParameterRole
+from hlat.model.parametrization_spec import ParametrizationName
 from hlat.model.rope import compute_rope_cos_sin
 from hlat.model.rope_spec import has_rope
 from hlat.optim import optimizer_factory
@@ -79,14 +81,16 @@ def compute_norm(
     return _call(module, name, list_norm_parameters(model, name), weights, x_BSH)
 
 
-def build_reference_update(settings: OptimizerConfig) -> ReferenceUpdate | None:
+def build_reference_update(config: Config) -> ReferenceUpdate | None:
     """Return the update rule of an extension in fp64 on whole tensors.
 
     Return None if parameters of the same number of dimensions have different settings, as their
-    roles are unknown.
+    roles are unknown, and for parametrizations other than standard.
     """
     roles = {ndim: [role for role in ParameterRole if _get_ndim(role) == ndim] for ndim in (1, 2)}
-    groups = {}
+    settings, groups = config.optimizer, {}
+    if config.model.parametrization.name is not ParametrizationName.standard:
+        return None
     for ndim, of_ndim in roles.items():
         params = [(torch.empty(1), role) for role in of_ndim]
         group, *others = optimizer_factory.build_param_groups(settings, params)

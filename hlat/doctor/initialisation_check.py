@@ -15,8 +15,8 @@ from hlat.doctor.check_result import (
     format_parallel_axes,
 )
 from hlat.doctor.engine_harness import EngineHarness
-from hlat.model.decoder_spec import ScaledInit
-from hlat.model.parameter_spec import Initialization, ParameterRole, ParameterSpec
+from hlat.doctor.reference_parametrization import compute_init_std
+from hlat.model.parameter_spec import Initialization, ParameterSpec
 from hlat.model.weight_initialization import compute_initial_values
 from hlat.recovery.preflight_checks import format_first
 
@@ -67,20 +67,11 @@ def _compare_distribution(
         constant = float(spec.init is Initialization.ones)
         error = float(np.abs(values - np.float32(constant)).max())
         return error, 0.0, f"{spec.name} differs from {constant:g} by up to {error:.4g}"
-    expected = _compute_expected_std(model, spec)
+    expected = compute_init_std(model, spec.name)
     measured = float(values.astype(np.float64).std())
     tolerance = _SIGMAS / math.sqrt(2 * values.size) + _ROUNDING_TOLERANCE
     problem = f"{spec.name} has standard deviation {measured:.4g}, expected {expected:.4g}"
     return abs(measured / expected - 1), tolerance, problem
-
-
-def _compute_expected_std(model: ModelConfig, spec: ParameterSpec) -> float:
-    """Return the configured standard deviation (paper, section IV-C)."""
-    if spec.role is not ParameterRole.residual or spec.layer is None:
-        return model.init_std
-    layer_number = spec.layer + 1
-    divisors = {ScaledInit.depth: 2 * model.num_layers, ScaledInit.layer: 2 * layer_number}
-    return model.init_std / math.sqrt(divisors.get(model.scaled_init, 1))
 
 
 def _compute_single_process_values(harness: EngineHarness, name: str) -> NDArray[np.float32]:

@@ -30,11 +30,11 @@ from hlat.doctor.engine_harness import (
 from hlat.doctor.extension_reference import build_reference_update
 from hlat.doctor.reference_optimizer import (
     ReferenceState,
-    ReferenceUpdate,
     build_states,
     find_reference_update,
     format_missing_reference,
 )
+from hlat.doctor.reference_parametrization import ParameterUpdate, adapt_update
 from hlat.model.decoder_spec import list_parameter_specs
 from hlat.model.parameter_spec import ParameterRole
 from hlat.optim.optimizer_spec import get_optimizer_spec
@@ -66,11 +66,11 @@ class _Error(NamedTuple):
 def check_optimizer(harness: EngineHarness) -> Iterator[CheckResult]:
     """Check weights, moments and update counts after one step from several states."""
     settings = harness.config.optimizer
-    update = find_reference_update(settings) or build_reference_update(settings)
-    if update is None:
+    reference = find_reference_update(settings) or build_reference_update(harness.config)
+    if reference is None:
         yield skip_check("optimizer", format_missing_reference(harness.config.optimizer))
         return
-    errors: list[_Error] = []
+    errors, update = list[_Error](), adapt_update(harness.config, reference)
     for num_updates, square, learning_rate in _STEPS:
         errors += _step_with_gradients(harness, update, num_updates, square, learning_rate)
     errors += _step_without_gradients(harness, update)
@@ -100,15 +100,17 @@ def check_optimizer(harness: EngineHarness) -> Iterator[CheckResult]:
 
 def check_numerics(harness: EngineHarness) -> Iterator[CheckResult]:
     """Compare the gradient norm at each step with that of the reference."""
-    config, update = harness.config, find_reference_update(harness.config.optimizer)
-    if update is None:
+    config, reference = harness.config, find_reference_update(harness.config.optimizer)
+    if reference is None:
         yield skip_check("numerics", format_missing_reference(config.optimizer))
         return
     lr = min(config.optimizer.lr, _MAX_LEARNING_RATE)
     norms = [metrics.grad_norm for metrics in harness.train(_NUM_STEPS, lr)]
     if not harness.is_rank0:
         return
-    ratios = np.array(norms, np.float64) / _train_fp64_reference(config, update, lr)
+    ratios = np.array(norms, np.float64) / _train_fp64_reference(
+        config, adapt_update(config, reference), lr
+    )
     largest = float(np.abs(ratios - 1).max())
     optimizer = harness.optimizer
     dtypes = [config.precision.compute_dtype]
@@ -132,7 +134,7 @@ def check_numerics(harness: EngineHarness) -> Iterator[CheckResult]:
 
 def _step_with_gradients(
     harness: EngineHarness,
-    update: ReferenceUpdate,
+    update: ParameterUpdate,
     num_updates: int,
     square: float,
     learning_rate: float,
@@ -158,12 +160,12 @@ def _step_with_gradients(
         tensors = {key: np.full(shape, state[key]) for key, shape in shapes.items()}
         tensors["weights"] = weights[name].astype(np.float64)
         before = ReferenceState(tensors, num_updates)
-        expected = update(config.optimizer, before, gradient.astype(np.float64), learning_rate)
+        expected = update(name, before, gradient.astype(np.float64), learning_rate)
         errors += _compare_states(harness, name, before, expected, after, learning_rate)
     return errors
 
 
-def _step_from_random_state(harness: EngineHarness, update: ReferenceUpdate) -> list[_Error]:
+def _step_from_random_state(harness: EngineHarness, update: ParameterUpdate) -> list[_Error]:
     """Return the errors of whole matrices after a step from a random state.
 
     The size of a gradient has no effect on an orthogonalized matrix, and a basis of zero gives no
@@ -189,7 +191,7 @@ def _step_from_random_state(harness: EngineHarness, update: ReferenceUpdate) -> 
         if harness.optimizer.is_elementwise(role):
             continue
         gradient = gradients[name].astype(np.float64)
-        expected = update(config.optimizer, state, gradient, _LEARNING_RATE)
+        expected = update(name, state, gradient, _LEARNING_RATE)
         found = _compare_states(harness, name, state, expected, after, _LEARNING_RATE)
         # Average and gradient cancel in some elements of the average
         source, _ = harness.optimizer.get_gradient_source(config.optimizer, role)
@@ -197,7 +199,7 @@ def _step_from_random_state(harness: EngineHarness, update: ReferenceUpdate) -> 
     return errors
 
 
-def _step_without_gradients(harness: EngineHarness, update: ReferenceUpdate) -> list[_Error]:
+def _step_without_gradients(harness: EngineHarness, update: ParameterUpdate) -> list[_Error]:
     """Return the errors after a step with gradients of zero, and those of the decays."""
     config = harness.config
     before = {"weights": remove_gradients(config, sample_weights(config, 5))}
@@ -209,7 +211,7 @@ def _step_without_gradients(harness: EngineHarness, update: ReferenceUpdate) -> 
     if not harness.is_rank0:
         return errors
     for name, state in build_states(before, _NUM_UPDATES).items():
-        expected = update(config.optimizer, state, 0.0, _LEARNING_RATE)
+        expected = update(name, state, 0.0, _LEARNING_RATE)
         errors += _compare_states(harness, name, state, expected, after, _LEARNING_RATE)
     return errors + _compare_decays(harness, before, after)
 
@@ -311,7 +313,7 @@ def _compute_update_error(
 
 
 def _train_fp64_reference(
-    config: Config, update: ReferenceUpdate, learning_rate: float
+    config: Config, update: ParameterUpdate, learning_rate: float
 ) -> list[float]:
     """Train the reference model in fp64; return its gradient norms."""
     weights = {
@@ -337,7 +339,7 @@ def _train_fp64_reference(
         for name, weight in weights.items():
             assert weight.grad is not None
             gradient = weight.grad.numpy()
-            states[name] = update(config.optimizer, states[name], gradient, learning_rate)
+            states[name] = update(name, states[name], gradient, learning_rate)
             weight.detach().copy_(torch.from_numpy(states[name].weights))
             weight.grad = None
     return norms

@@ -21,6 +21,7 @@ from hlat.config.parallelism import ParallelismConfig, PipelineSchedule
 from hlat.config.phase import PhaseConfig
 from hlat.config.run import Config
 from hlat.model.attention_spec import AttentionConfig, LayerType
+from hlat.model.parametrization_spec import ParametrizationConfig
 from hlat.model.rope_spec import RopeScaling
 
 _MAX_LOCAL_PROCESSES = 16
@@ -120,6 +121,7 @@ def _reduce_model(model: ModelConfig, layout: ParallelismConfig, length: int) ->
         attention=_reduce_attention(model, head_dim, num_layers, length),
         head=replace(model.head, logit_softcap=_reduce_limit(model.head.logit_softcap)),
         init_from=None,
+        parametrization=_reduce_base(model, hidden_size, num_layers, head_dim),
         **_reduce_rope(model, max(_MIN_ROTARY_DIM, rotary_dim) / head_dim, length),
     )
 
@@ -136,6 +138,29 @@ def _reduce_sizes(model: ModelConfig, heads: int) -> tuple[int, int]:
     if model.hidden_size > projected_size:
         return 2 * heads * head_dim, head_dim
     return heads * head_dim, head_dim * (1 + (model.hidden_size < projected_size))
+
+
+def _reduce_base(
+    model: ModelConfig, hidden_size: int, num_layers: int, head_dim: int
+) -> ParametrizationConfig:
+    """Return a base whose size relative to the reduced model is as near as possible to the ratio.
+
+    A model that is not its base remains another one.
+    """
+
+    def reduce(base: int | None, size: int, reduced: int) -> int | None:
+        if base is None or base == size:
+            return None if base is None else reduced
+        nearest = max(1, round(base * reduced / size))
+        return nearest + (nearest == reduced)
+
+    base = model.parametrization
+    return replace(
+        base,
+        base_width=reduce(base.base_width, model.hidden_size, hidden_size),
+        base_depth=reduce(base.base_depth, model.num_layers, num_layers),
+        base_head_dim=reduce(base.base_head_dim, model.head_dim, head_dim),
+    )
 
 
 def _shorten_patterns(model: ModelConfig) -> ModelConfig:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from hlat.config.model import ModelConfig
 from hlat.doctor import extension_reference
+from hlat.doctor.reference_parametrization import compute_multipliers
 
 WeightArrays = Mapping[str, NDArray[np.float32]]
 """Full parameters by canonical name."""
@@ -167,7 +168,8 @@ def compute_logits(
         x_BSH = _compute_layer(model, block, layer, x_BSH, documents_BS)
     head_VH = embedding_VH if model.tie_embeddings else weights["lm_head.weight"]
     norm = {name.removeprefix("model."): weight for name, weight in weights.items()}
-    logits_BSV = _norm(model, norm, "norm", x_BSH) @ head_VH.T
+    hidden_BSH = _norm(model, norm, "norm", x_BSH) * compute_multipliers(model).output
+    logits_BSV = hidden_BSH @ head_VH.T
     return _softcap(logits_BSV, model.head.logit_softcap)
 
 
@@ -186,7 +188,7 @@ def _compute_layer(
     def norm(name: str, y_BSH: Tensor) -> Tensor:
         return _norm(model, weights, name, y_BSH)
 
-    scale = model.residual_multiplier
+    scale = compute_multipliers(model).residual
     match model.norm.placement.value:
         case "pre":
             y_BSH = attention(norm("input_layernorm", x_BSH))
@@ -267,7 +269,7 @@ def _attention(
     positions_BS = _compute_positions(documents_BS)
     q_BNSD, k_BGSD = (_apply_rope(model, layer, y, positions_BS) for y in (q_BNSD, k_BGSD))
     k_BNSD, v_BNSD = (y.repeat_interleave(num_groups, 1) for y in (k_BGSD, v_BGSD))
-    scores_BNSS = q_BNSD @ k_BNSD.transpose(2, 3) * (settings.scale or model.head_dim**-0.5)
+    scores_BNSS = q_BNSD @ k_BNSD.transpose(2, 3) * compute_multipliers(model).attention
     scores_BNSS = _softcap(scores_BNSS, settings.logit_softcap)
     indices_S = torch.arange(x_BSH.shape[1])
     distances_SS = indices_S.unsqueeze(1) - indices_S

@@ -27,6 +27,7 @@ from hlat.doctor.reference_optimizer import (
     find_reference_update,
     format_missing_reference,
 )
+from hlat.doctor.reference_parametrization import adapt_update
 from hlat.doctor.rounding_statistics import (
     Array,
     compute_mean,
@@ -55,14 +56,15 @@ def check_rounding(harness: EngineHarness) -> Iterator[CheckResult]:
     """Check the fraction of small updates that is applied, drift, and independence of rounding."""
     config, tokens = harness.config, sample_batch(harness.config)
     settings, decay = config.optimizer, _get_gradient_decay(config)
-    update = find_reference_update(settings) or build_reference_update(settings)
-    if update is None:
+    reference = find_reference_update(settings) or build_reference_update(config)
+    if reference is None:
         yield skip_check("rounding", format_missing_reference(config.optimizer))
         return
     if attrgetter(decay)(config.optimizer) == config.optimizer.weight_decay == 0:
         reason = f"optimizer.{decay} and optimizer.weight_decay are 0"
         yield skip_check("rounding", f"a step without gradients changes no weight: {reason}")
         return
+    update = adapt_update(config, reference)
     before = {"weights": remove_gradients(config, sample_weights(config))}
     before |= sample_optimizer_state(config)
     exact: States = []
@@ -76,7 +78,7 @@ def check_rounding(harness: EngineHarness) -> Iterator[CheckResult]:
         stored.append(build_states(after, num_updates + 1))
         exact.append(
             {
-                name: update(config.optimizer, state, 0.0, _LEARNING_RATE)
+                name: update(name, state, 0.0, _LEARNING_RATE)
                 for name, state in build_states(before, num_updates).items()
             }
         )

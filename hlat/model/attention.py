@@ -10,6 +10,7 @@ from hlat.model.attention_spec import QKNormScope, get_window
 from hlat.model.kv_cache import KVCacheUpdate
 from hlat.model.linear import Linear
 from hlat.model.norm import ProjectionNorm, RMSNorm
+from hlat.model.parametrization_spec import compute_attention_scale
 from hlat.model.rope import RopeCosSin, apply_rotary_emb
 
 
@@ -18,7 +19,7 @@ class CoreAttention(nn.Module):
 
     def __init__(self, model: ModelConfig, layer: int) -> None:
         super().__init__()
-        self.scale = model.attention.scale or model.head_dim**-0.5
+        self.scale = compute_attention_scale(model)
         self.window, self.softcap = get_window(model, layer), model.attention.logit_softcap
 
     def forward(

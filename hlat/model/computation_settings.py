@@ -14,6 +14,11 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from hlat.model.attention_spec import LayerType, get_layer_type, get_window
+from hlat.model.parametrization_spec import (
+    compute_attention_scale,
+    compute_depth_ratio,
+    compute_output_multiplier,
+)
 from hlat.model.rope_spec import RopeScaling, get_rotary_dim, has_rope
 
 if TYPE_CHECKING:
@@ -65,7 +70,12 @@ def compute_effective_settings(model: ModelConfig) -> dict[str, Any]:
         for path, value in flatten_settings(model).items()
         if path not in _TRAINING_SETTINGS
     }
-    return settings | _compute_attention_settings(model) | _compute_rope_settings(model)
+    return (
+        settings
+        | _compute_attention_settings(model)
+        | _compute_rope_settings(model)
+        | _compute_factors(model)
+    )
 
 
 def find_differing_settings(model: ModelConfig, other: ModelConfig) -> list[str]:
@@ -109,6 +119,17 @@ def _compute_attention_settings(model: ModelConfig) -> dict[str, Any]:
         "attention.layer_pattern": [
             LayerType.full if window is None else LayerType.sliding for window in windows
         ],
+    }
+
+
+def _compute_factors(model: ModelConfig) -> dict[str, Any]:
+    """Return the factors of a parametrization, by the size of the base that determines each."""
+    unscaled = model.attention.scale or model.head_dim**-0.5
+    return {
+        "parametrization.name": None,
+        "parametrization.base_width": compute_output_multiplier(model),
+        "parametrization.base_depth": compute_depth_ratio(model),
+        "parametrization.base_head_dim": compute_attention_scale(model) / unscaled,
     }
 
 

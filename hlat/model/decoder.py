@@ -27,6 +27,10 @@ from hlat.model.loss import compute_logits
 from hlat.model.mlp import MLP
 from hlat.model.norm import build_norm
 from hlat.model.norm_spec import NORM_NAMES
+from hlat.model.parametrization_spec import (
+    compute_output_multiplier,
+    compute_residual_multiplier,
+)
 from hlat.model.rope import RopeCosSin, compute_rope_cos_sin
 from hlat.model.rope_spec import has_rope
 
@@ -38,7 +42,7 @@ class DecoderLayer(nn.Module):
         super().__init__()
         self.has_rope = has_rope(model, layer)
         self.is_sliding = get_layer_type(model, layer) is LayerType.sliding
-        self.residual_multiplier = model.residual_multiplier
+        self.residual_multiplier = compute_residual_multiplier(model)
         self.norm_names = NORM_NAMES[model.norm.placement]
         for name in self.norm_names:
             if name is not None:
@@ -87,6 +91,7 @@ class Decoder(nn.Module):
         """Build the modules with uninitialized weights; norms in fp32 if weights are narrower."""
         super().__init__()
         self.config, self.embedding_scale = model, compute_embedding_scale(model)
+        self.output_multiplier = compute_output_multiplier(model)
         layers = range(model.num_layers)
         self.windows = {get_window(model, layer) for layer in layers}
         self.embed_tokens: Embedding | None = Embedding(model.vocab_size, model.hidden_size)
@@ -147,8 +152,10 @@ class Decoder(nn.Module):
             cos_sin = rope[layer.is_sliding] if layer.has_rope else None
             updates = () if kv_cache is None else (kv_cache.get_layer_update(name),)
             x_BSH = layer(x_BSH, cos_sin, key_range, *updates)
-        y_BSH: Tensor = x_BSH if self.norm is None else self.norm(x_BSH)
-        return y_BSH
+        if self.norm is None:
+            return x_BSH
+        y_BSH: Tensor = self.norm(x_BSH)
+        return y_BSH if self.output_multiplier == 1 else y_BSH * self.output_multiplier
 
     def compute_logits(self, tokens_BS: Tensor, document_ids_BS: Tensor | None = None) -> Tensor:
         """Return the logits of the next token at each position, [B, S, V]."""

@@ -13,7 +13,13 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from hlat.model import attention_spec, embedding_spec, norm_spec, rope_spec
+from hlat.model import (
+    attention_spec,
+    embedding_spec,
+    norm_spec,
+    parametrization_spec,
+    rope_spec,
+)
 from hlat.model.activation_spec import (
     ActivationLifetime,
     ActivationTensor,
@@ -49,6 +55,7 @@ def find_conflicts(model: ModelConfig) -> Iterator[str]:
         yield from get_attention_spec(model).find_conflicts(model)
         yield from get_mlp_spec(model).find_conflicts(model)
         yield from rope_spec.find_conflicts(model)
+        yield from parametrization_spec.find_conflicts(model)
 
 
 def list_module_parameters(model: ModelConfig) -> tuple[ModuleParameter, ...]:
@@ -217,15 +224,20 @@ def compute_init_std(parameter: ParameterSpec, model: ModelConfig) -> float:
     """Return the standard deviation of normal initial values.
 
     Sources: HLAT paper, section IV-C, for scaling by 1-based layer; the released HLAT scripts for
-    scaling by depth.
+    scaling by depth. A parametrization divides the variance of hidden matrices by the width ratio,
+    and CompleteP, whose residual multiplier depends on the depth, scales by that of the base.
     """
+    std = model.init_std
+    if parameter.role in (ParameterRole.matrix, ParameterRole.residual):
+        std *= parametrization_spec.compute_width_ratio(model) ** -0.5
     if parameter.role is not ParameterRole.residual or parameter.layer is None:
-        return model.init_std
+        return std
     if model.scaled_init is ScaledInit.depth:
-        return model.init_std * (1 / math.sqrt(2 * model.num_layers))
+        num_layers = model.parametrization.base_depth or model.num_layers
+        return std * (1 / math.sqrt(2 * num_layers))
     if model.scaled_init is ScaledInit.layer:
-        return model.init_std * (1 / math.sqrt(2 * (parameter.layer + 1)))
-    return model.init_std
+        return std * (1 / math.sqrt(2 * (parameter.layer + 1)))
+    return std
 
 
 def _move_to_layer(parameter: ModuleParameter, layer: int) -> ModuleParameter:

@@ -113,6 +113,17 @@ class MuonSpec(AdamWSpec):
             return math.sqrt(max(1, num_rows / num_columns))
         return 0.2 * math.sqrt(max(num_rows, num_columns))
 
+    def get_lr_width_exponent(self, settings: OptimizerConfig, role: ParameterRole) -> float:
+        """Return 0 for the scale `original`, and -1/2 for `match_rms_adamw`.
+
+        The spectral norm of an update must be proportional to sqrt(rows / columns) (arXiv
+        2310.17813, condition 1). That of an orthogonalized matrix is 1, times sqrt(width) with
+        match_rms_adamw.
+        """
+        if self.is_elementwise(role):
+            return super().get_lr_width_exponent(settings, role)
+        return 0.0 if self.get_settings(settings).scale is UpdateScale.original else -0.5
+
     def get_matrix_update_dtype(self, settings: OptimizerConfig) -> Dtype:
         """Return the dtype of the iterations."""
         return self.get_settings(settings).iteration_dtype

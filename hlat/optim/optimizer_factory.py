@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from hlat.config.components import get_implementation
+from hlat.config.model import ModelConfig
 from hlat.config.optimizer import OptimizerConfig
 from hlat.model.parameter_spec import ParameterRole
 from hlat.optim import adamw as adamw  # registers its update rule
@@ -16,6 +17,7 @@ from hlat.optim import normuon as normuon
 from hlat.optim import soap as soap
 from hlat.optim.capturable_optimizer import CapturableOptimizer
 from hlat.optim.optimizer_spec import get_optimizer_spec
+from hlat.optim.parametrization import compute_update_settings
 from hlat.optim.update_rule import ParamGroups, UpdateRule, init_state
 
 
@@ -26,15 +28,18 @@ def get_update_rule(settings: OptimizerConfig) -> UpdateRule:
 
 
 def build_param_groups(
-    settings: OptimizerConfig, params: Iterable[tuple[Tensor, ParameterRole]]
+    settings: OptimizerConfig,
+    params: Iterable[tuple[Tensor, ParameterRole]],
+    model: ModelConfig | None = None,
 ) -> list[dict[str, Any]]:
     """Return a parameter group per combination of settings, given parameters with their roles.
 
     Groups have the settings of the update rule, `state_names`, `is_elementwise` and `lr_factor`.
+    The parametrization is that of `model`; None: standard.
     """
     groups = list[dict[str, Any]]()
     for param, role in params:
-        group = build_group_settings(settings, role)
+        group = build_group_settings(settings, role, model)
         same = next((one for one in groups if {**one, "params": 0} == {**group, "params": 0}), None)
         if same is None:
             groups.append({**group, "params": [param]})
@@ -43,15 +48,20 @@ def build_param_groups(
     return groups
 
 
-def build_group_settings(settings: OptimizerConfig, role: ParameterRole) -> dict[str, Any]:
+def build_group_settings(
+    settings: OptimizerConfig, role: ParameterRole, model: ModelConfig | None = None
+) -> dict[str, Any]:
     """Return the settings of a parameter group of parameters with a role."""
     spec = get_optimizer_spec(settings.name)
+    update = compute_update_settings(settings, role, model)
+    hyperparameters = spec.build_hyperparameters(settings, role)
     return {
-        "lr_factor": spec.get_lr_factor(settings, role),
-        "weight_decay": spec.get_weight_decay(settings, role),
+        "lr_factor": update.lr_factor,
+        "weight_decay": update.weight_decay,
         "state_names": [tensor.name for tensor in spec.list_state_tensors(role)],
         "is_elementwise": spec.is_elementwise(role),
-        **spec.build_hyperparameters(settings, role),
+        **hyperparameters,
+        **({"eps": update.eps} if "eps" in hyperparameters else {}),
     }
 
 

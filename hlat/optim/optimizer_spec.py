@@ -97,6 +97,14 @@ class OptimizerSpec(Protocol):
         """Return the learning rate of a parameter relative to that of the schedule."""
         return 1.0
 
+    def get_lr_width_exponent(self, settings: OptimizerConfig, role: ParameterRole) -> float:
+        """Return the power of the width to which the rate of a hidden matrix is proportional.
+
+        It applies to parametrizations other than standard. Updates with elements of the same size
+        at each width need -1 (muP for Adam, arXiv 2203.03466, table 8).
+        """
+        return -1.0
+
     def get_weight_decay(self, settings: OptimizerConfig, role: ParameterRole) -> float:
         """Return the decoupled weight decay of a parameter, a factor of the learning rate."""
         is_vector = role in (ParameterRole.norm, ParameterRole.bias, ParameterRole.sink)

@@ -14,6 +14,7 @@ from hlat.plan.forecast import RunForecast
 from hlat.plan.hardware_efficiency import EFFICIENCIES, get_planned_engine
 from hlat.plan.layout_search import LayoutCandidate
 from hlat.plan.memory_estimate import MemoryEstimate, get_device_memory_bytes
+from hlat.plan.role_settings import format_role_settings, summarize_role_settings
 from hlat.tracking.text_format import format_count, format_gib
 
 MEMORY_LABELS = {
@@ -67,6 +68,7 @@ def summarize_plan(config: Config, plan: RunForecast) -> dict[str, Any]:
         "assumed_mfu": plan.assumed_mfu,
         "saves": None if plan.checkpointing is None else asdict(plan.checkpointing),
         "unknown": list(plan.unknown_reasons),
+        "settings": summarize_role_settings(config),
     }
 
 
@@ -97,6 +99,7 @@ def format_plan(config: Config, plan: RunForecast) -> list[str]:
         peak_flops=compute_peak_flops(
             config.hardware, config.num_processes, config.precision.compute_dtype
         ),
+        roles=format_role_settings(config),
         notes=_list_notes(config, plan.assumed_mfu),
     )
 

@@ -78,6 +78,7 @@ class MatrixOptimizer(torch.optim.Optimizer):
         self.found_inf: Tensor | None = None
         self._compute, self._params, self._rounding = rule.compute_matrix, params, rounding
         self._settings, self._spec = config.optimizer, get_optimizer_spec(config.optimizer.name)
+        self._model = config.model
         self._rounder = StochasticRounder()
         self._specs = {one.name: one for one in list_parameter_specs(config.model)}
         self._groups = {p: group for group in self.param_groups for p in group["params"]}
@@ -168,7 +169,7 @@ class MatrixOptimizer(torch.optim.Optimizer):
     def _update_matrix(self, name: str, gradient: Tensor) -> Tensor:
         """Return the update of a matrix, and store its new state."""
         state = self._state_by_matrix[name]
-        settings = build_group_settings(self._settings, self._specs[name].role)
+        settings = build_group_settings(self._settings, self._specs[name].role, self._model)
         settings["state_names"] = [*state]
         values = [tensor.float() for tensor in (gradient, *state.values())]
         update, *new_state = self._compute(values, self._count + 1, settings)

@@ -137,7 +137,9 @@ class TrainableParameters(ShardedParameters):
         device = next(iter(self.model_params.values())).device
         rule = optimizer_factory.get_update_rule(config.optimizer)
         groups = optimizer_factory.build_param_groups(
-            config.optimizer, ((param, self.shards[name].role) for name, param in params.items())
+            config.optimizer,
+            ((param, self.shards[name].role) for name, param in params.items()),
+            config.model,
         )
         elementwise = [group for group in groups if group["is_elementwise"]]
         matrices = [group for group in groups if not group["is_elementwise"]]
