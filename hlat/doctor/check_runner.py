@@ -7,7 +7,7 @@ import json
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from hlat.doctor.check_result import (
     skip_check,
 )
 from hlat.doctor.checkpoint_check import check_checkpoint
+from hlat.doctor.coordinate_check import check_coordinates
 from hlat.doctor.data_order_check import check_data
 from hlat.doctor.engine_harness import EngineHarness
 from hlat.doctor.evaluation_check import check_decoding, check_labels
@@ -52,7 +53,7 @@ _MAX_WAIT_S = 60.0
 
 Check = Callable[[EngineHarness], Iterator[CheckResult]]
 
-CHECKS: Mapping[str, Check] = {
+CHECKS: dict[str, Check] = {
     "initialisation": check_initialisation,
     "causality": check_causality,
     "labels": check_labels,
@@ -73,6 +74,8 @@ CHECKS: Mapping[str, Check] = {
     "checkpoint": check_checkpoint,
 }
 """Checks in order; the first needs the initial weights."""
+OPTIONAL_CHECKS: dict[str, Check] = {"coordinates": check_coordinates}
+"""Checks that run only if `checks=` names them."""
 SYMPTOMS = {
     "machine": "results that no other machine reproduces, or steps that wait for one node",
     "initialisation": "no symptom for a long time: HLAT-7B without scaled initial weights diverged "
@@ -107,15 +110,19 @@ SYMPTOMS = {
     "paper)",
     "data": "text that is seen twice or never; a jump of the loss after a restart",
     "checkpoint": "a jump of the loss after a restart or a change of the number of nodes",
+    "coordinates": "a best learning rate that depends on width or depth, so that settings tuned "
+    "for a small model are wrong for a large one",
 }
 """Symptom of a fault in a run, by name of a result."""
 
 
-def run_all_checks(config: Config, run_dir: Path, engine: Engine) -> ExitCode:
-    """Run pre-flight and all checks, write doctor.json, and return the exit code.
+def run_all_checks(
+    config: Config, run_dir: Path, engine: Engine, names: Sequence[str] = ()
+) -> ExitCode:
+    """Run pre-flight and checks, write doctor.json, and return the exit code.
 
     `config` is the reduced configuration; `engine` has no process groups yet, and is closed on
-    return.
+    return. Without names, the checks are `CHECKS`.
     """
     start, is_rank0 = time.perf_counter(), rank_environment.read_rank_info().is_rank0
     if is_rank0:
@@ -128,7 +135,7 @@ def run_all_checks(config: Config, run_dir: Path, engine: Engine) -> ExitCode:
     code = ExitCode.UNHEALTHY_NODE
     if machine.status is not CheckStatus.failed:
         harness = EngineHarness(config, engine)
-        for result in run_checks(harness):
+        for result in run_checks(harness, names or CHECKS):
             _print_result(result)
             results.append(result)
         has_failed = any(result.status is CheckStatus.failed for result in results)
@@ -163,7 +170,7 @@ def _run_check(harness: EngineHarness, name: str, heartbeat: Heartbeat | None) -
     """
     results, message = list[CheckResult](), None
     try:
-        results.extend(CHECKS[name](harness))
+        results.extend((CHECKS | OPTIONAL_CHECKS)[name](harness))
     except Exception as error:
         traceback.print_exc()
         message = f"{type(error).__name__}: {error}"

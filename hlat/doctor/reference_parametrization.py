@@ -8,6 +8,7 @@ are written by name of parameter, as there, and not by role.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from hlat.config.model import ModelConfig
 from hlat.config.run import Config
@@ -61,9 +62,10 @@ def adapt_update(config: Config, update: ReferenceUpdate) -> ParameterUpdate:
         rate = getattr(settings.lr_by_role, role)
         if rate is not None:
             learning_rate *= rate / settings.lr
-            section = getattr(own, own.name, None)  # its adamw_lr does not apply
+            section: Any = getattr(own, own.name, None)  # its adamw_lr does not apply
             if hasattr(section, "adamw_lr"):
-                own = replace(own, **{own.name: replace(section, adamw_lr=None)})
+                changed: dict[str, Any] = {own.name: replace(section, adamw_lr=None)}
+                own = replace(own, **changed)
         is_outside = role in ("embedding", "head")
         own = replace(own, eps=own.eps / width / (1 if is_outside else depth))
         if role in ("matrix", "residual"):
