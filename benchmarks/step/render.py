@@ -67,7 +67,7 @@ def step_row(second: str, row: Json) -> list[str]:
     ]
 
 
-def render_update(result: Json) -> str:
+def render_update(result: Json, reference: str = "ours, nearest") -> str:
     """Return a table for each number of threads."""
     groups: dict[int, list[Json]] = {}
     for row in result["rows"]:
@@ -75,13 +75,13 @@ def render_update(result: Json) -> str:
     parts = []
     for threads, rows in groups.items():
         parts.append("One thread:" if threads == 1 else f"{threads} threads:")
-        parts.append(update_table(rows))
+        parts.append(update_table(rows, reference))
     return "\n\n".join([*parts, machine(result)])
 
 
-def update_table(rows: list[Json]) -> str:
+def update_table(rows: list[Json], reference: str) -> str:
     """Return the table of times per weight."""
-    header = ["", "ns per weight", "relative to ours, nearest", "first update, s"]
+    header = ["", "ns per weight", f"relative to {reference}", "first update, s"]
     rendered = [
         [
             row["contestant"],
@@ -94,9 +94,34 @@ def update_table(rows: list[Json]) -> str:
     return table(header, rendered)
 
 
+def render_optimizer_update(result: Json) -> str:
+    """Return the table of optimizers."""
+    return render_update(result, "ours, adamw")
+
+
+def render_optimizer_step(result: Json) -> str:
+    """Return the table of training steps relative to AdamW."""
+    header = ["optimizer", "tokens per step", "relative to AdamW", "planned", "difference"]
+    rows = [
+        [
+            row["optimizer"],
+            f"{row['tokens']:,}",
+            format_spread(row["measured_ratio"], ".3f"),
+            f"{row['planned_ratio']:.3f}",
+            f"{row['difference']:+.3f}",
+        ]
+        for row in result["rows"]
+    ]
+    protocol = result["protocol"]
+    title = f"Shape `{protocol['shape']}`, recipe `{protocol['recipe']}`:"
+    return "\n\n".join([title, table(header, rows), machine(result)])
+
+
 TABLES: dict[str, tuple[str, Callable[[Json], str]]] = {
     "step": ("result.json", render_step),
     "update": ("update.json", render_update),
+    "optimizer update": ("optimizer_update.json", render_optimizer_update),
+    "optimizer step": ("optimizer_step.json", render_optimizer_step),
 }
 
 
