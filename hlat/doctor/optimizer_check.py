@@ -5,7 +5,7 @@ In the other steps the gradient follows from a part of the state that was zero b
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from hlat.doctor import reference_model, tolerances
 from hlat.doctor.check_result import CheckResult, FaultLocation, build_result, skip_check
 from hlat.doctor.engine_harness import (
     EngineHarness,
+    FullTensors,
     StateTensors,
     build_masks,
     remove_gradients,
@@ -35,6 +36,7 @@ from hlat.doctor.reference_optimizer import (
     format_missing_reference,
 )
 from hlat.doctor.reference_parametrization import ParameterUpdate, adapt_update
+from hlat.doctor.reference_updates import update_states
 from hlat.model.decoder_spec import list_parameter_specs
 from hlat.model.parameter_spec import ParameterRole
 from hlat.optim.optimizer_spec import get_optimizer_spec
@@ -153,16 +155,14 @@ def _step_with_gradients(
     values = {key: value for state in initial.values() for key, value in state.items()}
     harness.set_optimizer_state(num_updates, **values)
     harness.train_step(sample_batch(config, 5), learning_rate)
-    after, errors = harness.gather_state(), list[_Error]()
-    for name, gradient in harness.gather_gradients().items():
-        state = initial[harness.parameters[name].role]
-        shapes = harness.compute_state_shapes(name)
+    after, gradients = harness.gather_state(), harness.gather_gradients()
+    before = {}
+    for name in gradients:
+        state, shapes = initial[harness.parameters[name].role], harness.compute_state_shapes(name)
         tensors = {key: np.full(shape, state[key]) for key, shape in shapes.items()}
         tensors["weights"] = weights[name].astype(np.float64)
-        before = ReferenceState(tensors, num_updates)
-        expected = update(name, before, gradient.astype(np.float64), learning_rate)
-        errors += _compare_states(harness, name, before, expected, after, learning_rate)
-    return errors
+        before[name] = ReferenceState(tensors, num_updates)
+    return _compare_updates(harness, update, before, gradients, after, learning_rate)
 
 
 def _step_from_random_state(harness: EngineHarness, update: ParameterUpdate) -> list[_Error]:
@@ -183,20 +183,19 @@ def _step_from_random_state(harness: EngineHarness, update: ParameterUpdate) -> 
     harness.set_optimizer_state(num_updates)
     harness.load_tensors(before)
     harness.train_step(tokens, _LEARNING_RATE)
-    after, errors = harness.gather_state(), list[_Error]()
+    after = harness.gather_state()
     if not harness.is_rank0:
-        return errors
-    for name, state in build_states(before, num_updates).items():
-        role = harness.parameters[name].role
-        if harness.optimizer.is_elementwise(role):
-            continue
-        gradient = gradients[name].astype(np.float64)
-        expected = update(name, state, gradient, _LEARNING_RATE)
-        found = _compare_states(harness, name, state, expected, after, _LEARNING_RATE)
-        # Average and gradient cancel in some elements of the average
-        source, _ = harness.optimizer.get_gradient_source(config.optimizer, role)
-        errors += (error for error in found if error.part != f"{name} {source}")
-    return errors
+        return []
+    optimizer = harness.optimizer
+    states = {
+        name: state
+        for name, state in build_states(before, num_updates).items()
+        if not optimizer.is_elementwise(harness.parameters[name].role)
+    }
+    errors = _compare_updates(harness, update, states, gradients, after, _LEARNING_RATE)
+    # Average and gradient cancel in some elements of the average
+    source, _ = optimizer.get_gradient_source(config.optimizer, ParameterRole.matrix)
+    return [error for error in errors if not error.part.endswith(f" {source}")]
 
 
 def _step_without_gradients(harness: EngineHarness, update: ParameterUpdate) -> list[_Error]:
@@ -207,13 +206,32 @@ def _step_without_gradients(harness: EngineHarness, update: ParameterUpdate) -> 
     harness.set_optimizer_state(_NUM_UPDATES)
     harness.load_tensors(before)
     harness.train_step(sample_batch(config, 5), _LEARNING_RATE)
-    after, errors = harness.gather_state(), list[_Error]()
+    after = harness.gather_state()
     if not harness.is_rank0:
-        return errors
-    for name, state in build_states(before, _NUM_UPDATES).items():
-        expected = update(name, state, 0.0, _LEARNING_RATE)
-        errors += _compare_states(harness, name, state, expected, after, _LEARNING_RATE)
+        return []
+    states = build_states(before, _NUM_UPDATES)
+    errors = _compare_updates(harness, update, states, None, after, _LEARNING_RATE)
     return errors + _compare_decays(harness, before, after)
+
+
+def _compare_updates(
+    harness: EngineHarness,
+    update: ParameterUpdate,
+    before: Mapping[str, ReferenceState],
+    gradients: FullTensors | None,
+    after: StateTensors,
+    learning_rate: float,
+) -> list[_Error]:
+    """Return the errors of all parameters after an update with gradients, or with zeros."""
+    exact = None
+    if gradients is not None:
+        exact = {name: one.astype(np.float64) for name, one in gradients.items()}
+    expected = update_states(harness.config, update, before, exact, learning_rate)
+    return [
+        error
+        for name, state in before.items()
+        for error in _compare_states(harness, name, state, expected[name], after, learning_rate)
+    ]
 
 
 def _compare_decays(
@@ -336,10 +354,14 @@ def _train_fp64_reference(
         (objective / num_targets).backward()  # type: ignore[no-untyped-call]
         max_norm = config.optimizer.grad_clip or float("inf")
         norms.append(float(torch.nn.utils.clip_grad_norm_(weights.values(), max_norm)))
+        gradients = {name: _get_gradient(weight) for name, weight in weights.items()}
+        states = update_states(config, update, states, gradients, learning_rate)
         for name, weight in weights.items():
-            assert weight.grad is not None
-            gradient = weight.grad.numpy()
-            states[name] = update(name, states[name], gradient, learning_rate)
             weight.detach().copy_(torch.from_numpy(states[name].weights))
             weight.grad = None
     return norms
+
+
+def _get_gradient(weight: torch.Tensor) -> NDArray[np.float64]:
+    assert weight.grad is not None
+    return weight.grad.numpy()

@@ -28,6 +28,7 @@ from hlat.doctor.reference_optimizer import (
     format_missing_reference,
 )
 from hlat.doctor.reference_parametrization import adapt_update
+from hlat.doctor.reference_updates import update_states
 from hlat.doctor.rounding_statistics import (
     Array,
     compute_mean,
@@ -76,12 +77,8 @@ def check_rounding(harness: EngineHarness) -> Iterator[CheckResult]:
         harness.train_step(tokens, _LEARNING_RATE)
         after = {key: harness.gather_full_tensors(key) for key in before}
         stored.append(build_states(after, num_updates + 1))
-        exact.append(
-            {
-                name: update(name, state, 0.0, _LEARNING_RATE)
-                for name, state in build_states(before, num_updates).items()
-            }
-        )
+        states = build_states(before, num_updates)
+        exact.append(update_states(config, update, states, None, _LEARNING_RATE))
     if harness.is_rank0:
         yield _build_result(config, build_states(before, 0), exact, stored)
 

@@ -44,6 +44,8 @@ class MuonConfig:
     """dtype of the iterations: bf16, or fp32 so that results are equal in all layouts to 1e-5."""
     scale: UpdateScale = UpdateScale.match_rms_adamw
     """Factor of the update: match_rms_adamw, for learning rates of AdamW, or original."""
+    joint_qkv: bool = False
+    """Orthogonalize q, k and v of a layer as one matrix; gate and up are always two."""
     adamw_lr: float | None = bounded(None, above=0, below=float("inf"))
     """Peak learning rate of the parameters that AdamW updates; null: optimizer.lr."""
 
@@ -67,6 +69,10 @@ class MuonSpec(AdamWSpec):
     def is_elementwise(self, role: ParameterRole) -> bool:
         """Return False for the matrices of decoder layers."""
         return role not in (ParameterRole.matrix, ParameterRole.residual)
+
+    def joins_heads(self, settings: OptimizerConfig) -> bool:
+        """Return the setting `joint_qkv`."""
+        return self.get_settings(settings).joint_qkv
 
     def list_state_tensors(self, role: ParameterRole) -> tuple[StateTensor, ...]:
         """Return the averaged gradient of a matrix, named as in torch.optim.Muon."""

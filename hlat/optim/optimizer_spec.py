@@ -7,12 +7,13 @@ planner, checkpoint store and doctor query the specification and contain no name
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hlat.config.components import get_spec
 from hlat.config.precision import Dtype, PrecisionConfig
-from hlat.model.parameter_spec import ParameterRole
+from hlat.model.parameter_spec import ModuleParameter, ParameterRole, ParameterSpec
 
 if TYPE_CHECKING:
     from hlat.config.optimizer import OptimizerConfig
@@ -93,6 +94,13 @@ class OptimizerSpec(Protocol):
         """
         return True
 
+    def joins_heads(self, settings: OptimizerConfig) -> bool:
+        """Return True if q, k and v of a layer are updated as one matrix with the rows of all.
+
+        Each row of their state must depend on one row of the matrix.
+        """
+        return False
+
     def get_lr_factor(self, settings: OptimizerConfig, role: ParameterRole) -> float:
         """Return the learning rate of a parameter relative to that of the schedule."""
         return 1.0
@@ -143,6 +151,26 @@ def get_optimizer_spec(name: str) -> OptimizerSpec:
     """
     spec: OptimizerSpec = get_spec("optimizer", name)
     return spec
+
+
+def group_matrices(
+    settings: OptimizerConfig, parameters: Iterable[ModuleParameter]
+) -> list[tuple[ParameterSpec, ...]]:
+    """Return the matrices that are updated as a whole, each as the parameters of its rows."""
+    optimizer, groups = get_optimizer_spec(settings.name), list[tuple[ParameterSpec, ...]]()
+    for parameter in parameters:
+        specs = [spec for spec in parameter.specs if not optimizer.is_elementwise(spec.role)]
+        has_heads = all(spec.rows_per_head > 1 for spec in specs)  # q, k and v, not gate and up
+        if specs and has_heads and optimizer.joins_heads(settings):
+            groups.append(tuple(specs))
+        else:
+            groups += [(spec,) for spec in specs]
+    return groups
+
+
+def compute_joint_shape(specs: Sequence[ParameterSpec]) -> tuple[int, int]:
+    """Return the shape of the matrix with the rows of all parameters."""
+    return sum(spec.shape[0] for spec in specs), specs[0].shape[1]
 
 
 def list_state_names(spec: OptimizerSpec) -> list[str]:

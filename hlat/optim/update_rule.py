@@ -38,8 +38,9 @@ class UpdateRule:
         fused: Kernel with the same result up to rounding.
         compute_matrix: For roles without an element-wise update. Returns the update of a whole
             matrix, in any dtype, and its new state, given gradient and state in fp32, the number of
-            updates, and the parameter group. The product of update, learning rate and the
-            specification's `get_matrix_scale` is subtracted from the decayed weights.
+            updates, and the parameter group, whose `state_names` are those of the state. The
+            product of update, learning rate and the specification's `get_matrix_scale` is
+            subtracted from the decayed weights.
     """
 
     compute: Callable[[list[Tensor], Tensor, Tensor, dict[str, Any]], list[Tensor]]

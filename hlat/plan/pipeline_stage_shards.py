@@ -73,6 +73,8 @@ class PipelineStageShard:
             for role, numel in self.numels_by_role
             if optimizer.is_elementwise(role)
         )
+        if all(optimizer.is_elementwise(role) for role in ParameterRole):
+            return elementwise
         matrices = sum(
             compute_parameter_state_bytes(precision, config.optimizer, spec)
             for spec in decoder_spec.list_parameter_specs(config.model)

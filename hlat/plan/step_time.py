@@ -22,7 +22,7 @@ from hlat.config.precision import Dtype
 from hlat.config.run import Config
 from hlat.distributed.mesh_coordinates import ParallelDegrees, compute_parallel_degrees
 from hlat.model import decoder_spec
-from hlat.optim.optimizer_spec import get_optimizer_spec
+from hlat.optim.optimizer_spec import compute_joint_shape, get_optimizer_spec, group_matrices
 from hlat.plan.hardware_efficiency import EFFICIENCIES, HardwareEfficiency, get_planned_engine
 from hlat.plan.pipeline_stage_shards import (
     PipelineStageShard,
@@ -281,9 +281,10 @@ def compute_matrix_update_flops(
     The ranks of a stage share the matrices of its layers equally.
     """
     optimizer = get_optimizer_spec(config.optimizer.name)
+    parameters = decoder_spec.list_module_parameters(config.model)
     flops = sum(
-        optimizer.count_matmul_flops(config.optimizer, spec.role, spec.shape)
-        for spec in decoder_spec.list_parameter_specs(config.model)
+        optimizer.count_matmul_flops(config.optimizer, specs[0].role, compute_joint_shape(specs))
+        for specs in group_matrices(config.optimizer, parameters)
     )
     return flops * stage.num_layers / config.model.num_layers / (mesh.dp * mesh.tp)
 

@@ -54,6 +54,37 @@ def test_weights_are_those_of_torch_bit_for_bit(compose, small, monkeypatch, sca
         assert torch.equal(matrix, theirs[name]), name
 
 
+def test_joint_matrices_are_updated_as_by_torch_bit_for_bit(compose, small, monkeypatch) -> None:
+    config = configure(compose, small, "optimizer.muon.joint_qkv=true")
+    engine = build(config)
+    params = engine.params
+
+    def view_joint(tensors) -> dict[str, torch.Tensor]:
+        matrices = view_matrices(params, tensors)
+        names = [f"model.layers.0.self_attn.{kind}_proj.weight" for kind in "qkv"]
+        return {"qkv": torch.cat([matrices[name] for name in names])}
+
+    (theirs,) = view_joint(params.optimizer_params).values()
+    theirs = torch.nn.Parameter(theirs)
+    reference = torch.optim.Muon(
+        [theirs],
+        lr=RATE,
+        weight_decay=config.optimizer.weight_decay,
+        adjust_lr_fn="match_rms_adamw",
+    )
+    step = TrainableParameters.step
+
+    def step_both(self, learning_rate, skip) -> None:
+        gradients = {name: param.grad for name, param in self.optimizer_params.items()}
+        theirs.grad = view_joint(gradients)["qkv"]
+        reference.step()
+        step(self, learning_rate, skip)
+
+    monkeypatch.setattr(TrainableParameters, "step", step_both)
+    train(engine, make_batches(config))
+    assert torch.equal(view_joint(params.optimizer_params)["qkv"], theirs)
+
+
 RECIPES = ["fp32", "bf16_sr", "mixed"]
 OPTIMIZERS = {
     "muon": [],

@@ -45,7 +45,7 @@ OPTIONS = {
     "masks, tied head": f"{TP} data.document_mask=true data.loss_mask=true "
     "model.tie_embeddings=true",
     "head tied to another stage": f"{PP} model.tie_embeddings=true",
-    "NorMuon": f"{SP} precision=bf16_sr optimizer.name=normuon",
+    "NorMuon": f"{SP} precision=bf16_sr optimizer.name=normuon optimizer.normuon.joint_qkv=true",
     "SOAP": f"{DP} parallelism.zero=1 precision=mixed optimizer.name=soap "
     "optimizer.soap.max_preconditioner_dim=64",
     "gradient of zero": "model.attention.qkv_bias=true model.rope.layer_pattern=[false,true]",

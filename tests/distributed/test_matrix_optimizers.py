@@ -16,7 +16,7 @@ from hlat.engine.native import matrix_exchange
 from hlat.engine.native.matrix_optimizer import MatrixOptimizer
 from hlat.engine.native.native_engine import NativeEngine
 from hlat.model.parameter_spec import ParameterRole
-from hlat.optim.optimizer_spec import get_optimizer_spec
+from hlat.optim.optimizer_spec import compute_joint_shape, get_optimizer_spec
 from tests.distributed import checks
 from tests.distributed.checks import layers
 from tests.distributed.ranks import Ranks
@@ -27,6 +27,9 @@ OPTIMIZERS = {
     "muon": ["optimizer.name=muon", "optimizer.muon.iteration_dtype=fp32"],
     "normuon": ["optimizer.name=normuon", "optimizer.normuon.iteration_dtype=fp32"],
     "soap": ["optimizer.name=soap", "optimizer.soap.precondition_frequency=2"],
+}
+JOINT = {
+    name: [*OPTIMIZERS[name], f"optimizer.{name}.joint_qkv=true"] for name in ("muon", "normuon")
 }
 STEPS = 3
 LAYOUTS = {
@@ -104,7 +107,7 @@ def step_with_same_gradients(self: MatrixOptimizer) -> None:
         for one, view in self._list_slices(param, param.grad):
             seed = zlib.crc32(f"{one.name} {float(self._count)}".encode())
             generator = torch.Generator().manual_seed(seed)
-            matrix = torch.randn(self._specs[one.name].shape, generator=generator)
+            matrix = torch.randn(compute_joint_shape(self._matrices[one.name]), generator=generator)
             row, num_rows, column, num_columns = one.rectangle
             part = matrix[row : row + num_rows, column : column + num_columns]
             view.copy_(part.reshape(view.shape))
@@ -145,6 +148,34 @@ def test_training_equals_one_process(
         atol = 0.0 if key.endswith("_proj.weight") else 5e-3 * checks.RATE
         error = np.abs(found[key] - values).max()
         assert error <= 1e-5 * np.abs(values).max() + atol, (key, error)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "name"),
+    [
+        pytest.param(*case, marks=slow_unless(case == ("normuon", "tp2+sp+dp2+zero1")))
+        for case in itertools.product(JOINT, ("tp4", "tp2+sp+dp2+zero1", "dp3+zero1", "pp2"))
+    ],
+)
+def test_joint_matrices_equal_one_process(
+    ranks: Ranks, configure, single_process, optimizer: str, name: str
+) -> None:
+    layout = LAYOUTS[name]
+    overrides = (*JOINT[optimizer], *batch_of(layout))
+    config = configure(layout, *overrides)
+    found = checks.joined(ranks.run(config.num_processes, train_and_save, config))
+    single = configure("", layers(layout), *JOINT[optimizer], *batch_of(""))
+    expected = checks.joined([train_and_save(single)])
+    separate = single_process(optimizer, layers(layout), False)
+    assert found.keys() == expected.keys() == separate.keys()
+    for key in (one for one in expected if one.endswith("_proj.weight")):
+        size = np.abs(expected[key]).max()
+        assert np.abs(found[key] - expected[key]).max() <= 1e-5 * size, key
+    for kind in "qkv":
+        key = f"weights/model.layers.0.self_attn.{kind}_proj.weight"
+        assert np.abs(expected[key] - separate[key]).max() > 1e-4 * np.abs(expected[key]).max()
+    key = "momentum_buffer/model.layers.0.mlp.gate_proj.weight"
+    assert np.abs(expected[key] - separate[key]).max() < 0.1 * np.abs(expected[key]).max()
 
 
 @pytest.mark.parametrize(

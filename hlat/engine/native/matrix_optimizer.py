@@ -1,6 +1,6 @@
 """Optimizer of whole matrices, each of which one of the ranks that share it updates."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,9 +15,10 @@ from hlat.distributed.state_shard import StateShard
 from hlat.engine.native.matrix_exchange import MatrixExchange, MatrixSlice
 from hlat.engine.native.step_rounding import StochasticRounding
 from hlat.model.canonical_views import iter_row_views
-from hlat.model.decoder_spec import list_parameter_specs
+from hlat.model.decoder_spec import list_module_parameters
+from hlat.model.parameter_spec import ParameterSpec
 from hlat.optim.optimizer_factory import build_group_settings
-from hlat.optim.optimizer_spec import get_optimizer_spec
+from hlat.optim.optimizer_spec import compute_joint_shape, get_optimizer_spec, group_matrices
 from hlat.optim.update_rule import ParamGroups, UpdateRule, store_update
 from hlat.precision.random_bits import RandomBits
 from hlat.precision.stochastic_rounding import StochasticRounder
@@ -80,7 +81,11 @@ class MatrixOptimizer(torch.optim.Optimizer):
         self._settings, self._spec = config.optimizer, get_optimizer_spec(config.optimizer.name)
         self._model = config.model
         self._rounder = StochasticRounder()
-        self._specs = {one.name: one for one in list_parameter_specs(config.model)}
+        parameters = list_module_parameters(config.model)
+        self._matrices = {
+            specs[0].name: specs for specs in group_matrices(config.optimizer, parameters)
+        }
+        self._positions = _compute_positions(self._matrices)
         self._groups = {p: group for group in self.param_groups for p in group["params"]}
         self._count = torch.zeros((), device=device)
         for param in self._groups:
@@ -89,13 +94,15 @@ class MatrixOptimizer(torch.optim.Optimizer):
         self._num_slices = {param: len(slices) for param, slices in by_param.items()}
         slices = [one for slices in by_param.values() for one, _ in slices]
         self._exchange = MatrixExchange(axis, slices, self._compute_costs(), device)
-        self._state_by_matrix = {
-            name: self._init_state(name, config.precision, device) for name in self._exchange.owned
+        self._state_by_name = {
+            spec.name: self._init_state(spec, config.precision, device)
+            for name in self._exchange.owned
+            for spec in self._matrices[name]
         }
 
     def iter_state_shards(self) -> Iterator[StateShard]:
         """Yield the state of the matrices that this rank owns."""
-        for name, state in self._state_by_matrix.items():
+        for name, state in self._state_by_name.items():
             for key, tensor in state.items():
                 shape = tuple(tensor.shape)
                 yield StateShard(f"{key}/{name}", shape, (0,) * len(shape), shape, tensor)
@@ -123,7 +130,8 @@ class MatrixOptimizer(torch.optim.Optimizer):
         lr, decay = self._groups[param]["lr"], self._groups[param]["weight_decay"]
         values = param.float() * (1 - lr * decay)
         for index, (one, view) in enumerate(self._list_slices(param, values)):
-            scale = self._spec.get_matrix_scale(self._settings, self._specs[one.name].shape)
+            shape = compute_joint_shape(self._matrices[one.name])
+            scale = self._spec.get_matrix_scale(self._settings, shape)
             view.add_(updates[index].view(view.shape), alpha=-lr * scale)
         bits = None
         if self._rounds(param):
@@ -134,30 +142,30 @@ class MatrixOptimizer(torch.optim.Optimizer):
     def _list_slices(
         self, param: Tensor, tensor: Tensor | None
     ) -> Iterator[tuple[MatrixSlice, Tensor]]:
-        """Yield the canonical slices of a parameter, and views of them in a tensor of its shape."""
+        """Yield the slices of matrices in a parameter, and views of them in `tensor`."""
         assert tensor is not None
         described = self._params[param]
         shard = described.shard
         assert shard.columns is not None
         for rows, view, start in iter_row_views(shard.rows, tensor):
             is_main = described.is_main_replica and start < shard.num_owned_rows
-            rectangle = (rows.start, rows.num_rows, *shard.columns)
-            yield MatrixSlice(rows.name, rectangle, is_main), view
+            name, first_row = self._positions[rows.name]
+            rectangle = (first_row + rows.start, rows.num_rows, *shard.columns)
+            yield MatrixSlice(name, rectangle, is_main), view
 
     def _compute_costs(self) -> dict[str, float]:
         """Return the FLOPs of the update of each matrix."""
-        names = (rows.name for one in self._params.values() for rows in one.shard.rows)
-        specs = (self._specs[name] for name in names)
         return {
-            one.name: self._spec.count_matmul_flops(self._settings, one.role, one.shape)
-            for one in specs
+            name: self._spec.count_matmul_flops(
+                self._settings, specs[0].role, compute_joint_shape(specs)
+            )
+            for name, specs in self._matrices.items()
         }
 
     def _init_state(
-        self, name: str, precision: PrecisionConfig, device: torch.device
+        self, spec: ParameterSpec, precision: PrecisionConfig, device: torch.device
     ) -> dict[str, Tensor]:
-        """Return the state of a matrix, which is zero."""
-        spec = self._specs[name]
+        """Return the state of a parameter, which is zero."""
         shapes = self._spec.compute_state_shapes(self._settings, spec.role, spec.shape)
         tensors = {tensor.name: tensor for tensor in self._spec.list_state_tensors(spec.role)}
         dtypes = {key: TORCH_DTYPES[tensors[key].get_dtype(precision)] for key in shapes}
@@ -167,19 +175,25 @@ class MatrixOptimizer(torch.optim.Optimizer):
         }
 
     def _update_matrix(self, name: str, gradient: Tensor) -> Tensor:
-        """Return the update of a matrix, and store its new state."""
-        state = self._state_by_matrix[name]
-        settings = build_group_settings(self._settings, self._specs[name].role, self._model)
-        settings["state_names"] = [*state]
-        values = [tensor.float() for tensor in (gradient, *state.values())]
-        update, *new_state = self._compute(values, self._count + 1, settings)
-        for index, (old, new) in enumerate(zip(state.values(), new_state, strict=True)):
-            bits = None
-            if self._rounds(old):
-                assert self._rounding is not None
-                bits = self._rounding.build_matrix_bits(name, old.shape, index, self._count)
-            self._store(old, new, bits)
+        """Return the update of a matrix, and store the new state of its parameters."""
+        specs = self._matrices[name]
+        states = [self._state_by_name[spec.name] for spec in specs]
+        settings = build_group_settings(self._settings, specs[0].role, self._model)
+        keys = settings["state_names"] = [*states[0]]
+        joined = [_concatenate([state[key].float() for state in states]) for key in keys]
+        update, *updated = self._compute([gradient, *joined], self._count + 1, settings)
+        for index, (key, tensor) in enumerate(zip(keys, updated, strict=True)):
+            parts = torch.split(tensor, [len(state[key]) for state in states])
+            for spec, state, part in zip(specs, states, parts, strict=True):
+                self._store_state(spec.name, index, state[key], part)
         return update
+
+    def _store_state(self, name: str, index: int, stored: Tensor, updated: Tensor) -> None:
+        bits = None
+        if self._rounds(stored):
+            assert self._rounding is not None
+            bits = self._rounding.build_matrix_bits(name, stored.shape, index, self._count)
+        self._store(stored, updated, bits)
 
     def _rounds(self, tensor: Tensor) -> bool:
         return self._rounding is not None and tensor.dtype == torch.bfloat16
@@ -192,3 +206,21 @@ class MatrixOptimizer(torch.optim.Optimizer):
             self._rounder.round_(buffer, bits, slice(None))
             updated = buffer.tensors[0]
         store_update([stored], [updated], self.found_inf)
+
+
+def _concatenate(tensors: list[Tensor]) -> Tensor:
+    """Return the rows of all tensors, without a copy of a single one."""
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+
+
+def _compute_positions(
+    matrices: Mapping[str, Sequence[ParameterSpec]],
+) -> dict[str, tuple[str, int]]:
+    """Return the matrix that contains each parameter, and the first row there."""
+    positions = {}
+    for name, specs in matrices.items():
+        first_row = 0
+        for spec in specs:
+            positions[spec.name] = (name, first_row)
+            first_row += spec.shape[0]
+    return positions

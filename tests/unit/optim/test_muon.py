@@ -4,12 +4,19 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from hlat.config.model import ModelConfig
 from hlat.config.optimizer import OptimizerConfig
 from hlat.config.precision import Dtype
+from hlat.config.resolve import resolve_config
+from hlat.distributed.mesh_coordinates import ParallelDegrees
+from hlat.model.decoder_spec import list_module_parameters
 from hlat.model.parameter_spec import ParameterRole
 from hlat.optim.muon import compute_matrix_update, orthogonalize
 from hlat.optim.muon_spec import MuonConfig, MuonSpec, UpdateScale
 from hlat.optim.optimizer_factory import build_param_groups
+from hlat.optim.optimizer_spec import compute_joint_shape, group_matrices
+from hlat.plan.pipeline_stage_shards import build_stage_shards
+from hlat.plan.step_time import compute_matrix_update_flops
 
 SHAPES = [(64, 96), (96, 64), (64, 64), (1, 48), (48, 1), (7, 5)]
 SPEC = MuonSpec()
@@ -79,3 +86,37 @@ def test_only_matrices_of_layers_are_orthogonalized_and_others_have_their_rate()
         if group["is_elementwise"]:
             assert group["lr_factor"] == pytest.approx(0.15)
             assert group["state_names"] == ["exp_avg", "exp_avg_sq"]
+
+
+def test_joint_matrices_are_those_of_heads() -> None:
+    parameters = list_module_parameters(ModelConfig("tiny", 1, 8, 6, 4, 2, 9))
+    for is_joint, number in ((False, 7), (True, 5)):
+        settings = OptimizerConfig(name="muon", lr=1.0, muon=MuonConfig(joint_qkv=is_joint))
+        groups = group_matrices(settings, parameters)
+        assert len(groups) == number
+        assert compute_joint_shape(groups[0]) == ((16, 8) if is_joint else (8, 8))
+        names = [[spec.name.split(".")[-2] for spec in specs] for specs in groups]
+        assert (["q_proj", "k_proj", "v_proj"] in names) is is_joint
+        assert {("gate_proj",), ("up_proj",)} <= {tuple(each) for each in names}
+
+
+def test_the_plan_has_the_flops_of_joint_matrices(compose) -> None:
+    flops = []
+    for is_joint in ("false", "true"):
+        overrides = ("model=llama_desk", "optimizer=muon", f"optimizer.muon.joint_qkv={is_joint}")
+        config = resolve_config(compose(*overrides))
+        mesh = ParallelDegrees()
+        (stage,) = build_stage_shards(config.model, mesh)
+        flops.append(compute_matrix_update_flops(config, mesh, stage))
+    model = config.model
+    sizes = [
+        model.head_dim * n for n in (model.num_attention_heads, *[model.num_key_value_heads] * 2)
+    ]
+    shapes = [(size, model.hidden_size) for size in sizes]
+
+    def count(shape: tuple[int, int]) -> float:
+        return SPEC.count_matmul_flops(config.optimizer, ParameterRole.matrix, shape)
+
+    gap = count((sum(sizes), model.hidden_size)) - sum(map(count, shapes))
+    assert gap != 0
+    assert flops[1] - flops[0] == pytest.approx(model.num_layers * gap, rel=1e-9)
