@@ -38,7 +38,7 @@ class UpdateRule:
         fused: Kernel with the same result up to rounding.
         compute_matrix: For roles without an element-wise update. Returns the update of a whole
             matrix, in any dtype, and its new state, given gradient and state in fp32, the number of
-            updates, and the parameter group, whose `state_names` are those of the state. The
+            updates, and the parameter group, of which `state_names` are the names of the state. The
             product of update, learning rate and the specification's `get_matrix_scale` is
             subtracted from the decayed weights.
     """
