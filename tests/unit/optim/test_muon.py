@@ -103,7 +103,7 @@ def test_joint_matrices_are_those_of_heads() -> None:
 def test_the_plan_has_the_flops_of_joint_matrices(compose) -> None:
     flops = []
     for is_joint in ("false", "true"):
-        overrides = ("model=llama_desk", "optimizer=muon", f"optimizer.muon.joint_qkv={is_joint}")
+        overrides = ("model=llama_tiny", "optimizer=muon", f"optimizer.muon.joint_qkv={is_joint}")
         config = resolve_config(compose(*overrides))
         mesh = ParallelDegrees()
         (stage,) = build_stage_shards(config.model, mesh)
