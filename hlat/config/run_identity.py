@@ -116,11 +116,11 @@ def build_saved_optimizer_config(adjustable_settings: Mapping[str, Any]) -> Opti
     The values of all other fields, such as the learning rate, are not those of the run.
 
     Raises:
-        ConfigError: The settings are from another version of hlat.
+        ConfigError: The settings are from another version of hlat, or there is no such optimizer.
     """
-    name = adjustable_settings.get("optimizer.name", OptimizerConfig.name)
+    name = str(adjustable_settings.get("optimizer.name", OptimizerConfig.name))
     component = get_component("optimizer", name)
-    fields = {"name": name, "lr": 1.0}
+    fields: dict[str, Any] = {"name": name, "lr": 1.0}
     if component.settings is not None:
         fields[name] = adjustable_settings.get(f"optimizer.{name}", {})
     try:

@@ -66,5 +66,17 @@ def test_saved_settings_of_an_optimizer_give_its_shapes() -> None:
     found = build_saved_optimizer_config({**saved, "optimizer.lr": 1e-3, "optimizer.former": 1})
     assert (found.name, found.soap.max_preconditioner_dim) == ("soap", 7)
     assert build_saved_optimizer_config({}).name == OptimizerConfig.name
-    with pytest.raises(ConfigError, match="another version"):
-        build_saved_optimizer_config({"optimizer.name": "soap", "optimizer.soap": {"size": 7}})
+
+
+@pytest.mark.parametrize(
+    ("saved", "message"),
+    [
+        ({"optimizer.name": "soap", "optimizer.soap": {"size": 7}}, "another version"),
+        ({"optimizer.name": "soap", "optimizer.soap": 7}, "another version"),
+        ({"optimizer.name": [1]}, "unknown"),
+        ({"optimizer.name": None}, "unknown"),
+    ],
+)
+def test_saved_settings_that_cannot_be_read_are_an_error(saved: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build_saved_optimizer_config(saved)
