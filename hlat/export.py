@@ -64,6 +64,7 @@ def _build_parser() -> CommandLineParser:
     add("--dtype", choices=dtypes, help="dtype of the files (default: that of the run's weights)")
     size = "maximum size of a file (default: 5GB)"
     add("--max-shard-size", type=parse_size, default="5GB", metavar="SIZE", help=size)
+    parser.add_ema()
     finite = "export weights that are NaN or infinite"
     add("--allow-non-finite", action="store_true", help=finite)
     trusted = "require a signature by one of the public keys in FILE"
@@ -75,7 +76,12 @@ def _build_parser() -> CommandLineParser:
 
 
 def _export(arguments: argparse.Namespace) -> ExitCode:
-    from hlat.checkpoint import checkpoint_lookup, checkpoint_store, training_settings
+    from hlat.checkpoint import (
+        checkpoint_lookup,
+        checkpoint_store,
+        evaluated_weights,
+        training_settings,
+    )
     from hlat.checkpoint.hugging_face import pretrained_files, tokenizer_files, weight_export
     from hlat.checkpoint.training_state import TrainingState
     from hlat.data.tokenizer import Tokenizer
@@ -123,7 +129,14 @@ def _export(arguments: argparse.Namespace) -> ExitCode:
     )
     files = weight_export.split_into_shards(model, dtype, arguments.max_shard_size)
     weight_export.export_weights(
-        output, checkpoint, files, dtype, documents, _print_shard, arguments.allow_non_finite
+        output,
+        checkpoint,
+        files,
+        dtype,
+        documents,
+        _print_shard,
+        arguments.allow_non_finite,
+        evaluated_weights.find_weights_key(state, checkpoint, arguments.ema),
     )
     print(f"exported to {output}")
     print(f"load it:   AutoModelForCausalLM.from_pretrained({str(output)!r})")

@@ -26,6 +26,7 @@ from hlat.distributed.object_group import broadcast_object
 from hlat.distributed.state_shard import StateShard
 from hlat.engine import graph_extraction
 from hlat.engine.interface import Engine
+from hlat.optim.optimizer_spec import EMA, find_average
 from hlat.storage.storage_path import StoragePath
 from hlat.tracking.tracker import Tracker
 
@@ -155,6 +156,19 @@ class Checkpointer:
             self._tracker.print_message(f"WARNING: {warning}")
         return dataclasses.replace(state, data=data).to_json()
 
+    def _select_weights(self, shards: list[StateShard]) -> list[StateShard]:
+        """Return the weights of a checkpoint without optimizer state.
+
+        They are the average of an optimizer that evaluates it in place of the weights.
+        """
+        average = find_average(self._config.optimizer)
+        key = "weights" if average is None or average is EMA else average.name
+        return [
+            dataclasses.replace(shard, name=f"weights/{shard.name.removeprefix(f'{key}/')}")
+            for shard in shards
+            if shard.name.startswith(f"{key}/")
+        ]
+
     def _write_checkpoint(
         self,
         step: int,
@@ -180,7 +194,7 @@ class Checkpointer:
         try:
             path = save(self._checkpoints_dir, shards)
             if is_milestone(step, self._config):
-                weights = [shard for shard in shards if shard.name.startswith("weights/")]
+                weights = self._select_weights(shards)
                 if state_json:
                     state_json = TrainingState.from_json(state_json).to_weights_only().to_json()
                 save(self._milestones_dir, weights)

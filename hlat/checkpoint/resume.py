@@ -17,6 +17,7 @@ from hlat.checkpoint import (
 )
 from hlat.checkpoint.checkpoint_errors import CorruptCheckpointError
 from hlat.checkpoint.checkpoint_lookup import VerifiedCheckpoint
+from hlat.checkpoint.checkpoint_manifest import CheckpointManifest
 from hlat.checkpoint.hugging_face import pretrained_weights
 from hlat.checkpoint.start_validation import find_start_problems
 from hlat.checkpoint.training_state import TrainingState
@@ -27,8 +28,10 @@ from hlat.config.run_steps import compute_total_steps
 from hlat.data.data_loader import DataLoader
 from hlat.data.prompt_tokenizer import find_added_bos_token
 from hlat.distributed.object_group import ObjectGroup, broadcast_object
+from hlat.engine import state_shards
 from hlat.engine.interface import Engine
 from hlat.model.decoder_spec import list_parameter_specs
+from hlat.optim.optimizer_spec import list_weight_copies
 from hlat.storage.storage_path import StoragePath, parse_storage_path
 from hlat.tracking import finished_runs
 from hlat.tracking.run_directory import EXTENSIONS_DIR
@@ -76,18 +79,7 @@ def resume(
     num_readable = config.schedule.total_steps + loader.num_skipped_batches
     rollbacks = rollback_log.load_rollbacks(checkpoints_dir, num_readable, group, tracker)
     loader.skip_batches(rollback.skipped for rollback in rollbacks)
-    parameters = list_parameter_specs(config.model)
-    fresh = training_checkpoint.list_fresh_state(parameters, config.optimizer, manifest)
-    changed += [
-        f"{key} of {len(names)} parameters starts at zero, as the checkpoint has none"
-        for key, names in fresh.items()
-    ]
-    fresh["updates"] = [
-        *training_checkpoint.list_restarted_parameters(parameters, config.optimizer, manifest)
-    ]
-    omitted = {f"{key}/{name}" for key, names in fresh.items() for name in names}
-    shards = (shard for shard in engine.state_shards() if shard.name not in omitted)
-    checkpoint_store.load_checkpoint(path, shards, manifest)
+    changed += _load_state(config, engine, path, manifest)
     if state.step < compute_total_steps(config):
         prefix = "resuming from " if is_same_run else "starting from checkpoint.start_from="
         tracker.print_message("\n  ".join([f"{prefix}{path}", *changed]))
@@ -100,6 +92,25 @@ def resume(
     return dataclasses.replace(
         initial, step=state.step, tokens=state.tokens, tracker=tracker.service_run_ids
     )
+
+
+def _load_state(
+    config: Config, engine: Engine, path: StoragePath, manifest: CheckpointManifest
+) -> list[str]:
+    """Load the state of a checkpoint; return a line for each tensor that it lacks."""
+    parameters, settings = list_parameter_specs(config.model), config.optimizer
+    fresh = training_checkpoint.list_fresh_state(parameters, settings, manifest)
+    restarted = training_checkpoint.list_restarted_parameters(parameters, settings, manifest)
+    new = {f"{tensor.name}/{name}" for tensor, names in fresh.items() for name in names}
+    omitted = new | {f"updates/{name}" for name in restarted}
+    shards = (shard for shard in engine.state_shards() if shard.name not in omitted)
+    checkpoint_store.load_checkpoint(path, shards, manifest)
+    state_shards.copy_weights(engine.state_shards(), new & list_weight_copies(settings, parameters))
+    return [
+        f"{tensor.name} of {len(names)} parameters starts "
+        f"{'as the weights' if tensor.is_weights else 'at zero'}, as the checkpoint has none"
+        for tensor, names in fresh.items()
+    ]
 
 
 def _print_proportions(loader: DataLoader, tracker: Tracker) -> None:
@@ -130,6 +141,8 @@ def _load_initial_weights(config: Config, engine: Engine, tracker: Tracker) -> d
         group, pretrained_weights.find_weights_dir(source) if group.is_rank0 else ""
     )
     digest = pretrained_weights.load_pretrained(directory, config.model, engine.state_shards())
+    copies = list_weight_copies(config.optimizer, list_parameter_specs(config.model))
+    state_shards.copy_weights(engine.state_shards(), copies)
     tracker.print_message(f"starting from the weights in {directory}")
     bos_token = find_added_bos_token(Path(source).expanduser()) if group.is_rank0 else None
     if bos_token not in (None, config.data.bos_token):

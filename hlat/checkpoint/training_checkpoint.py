@@ -18,7 +18,7 @@ from hlat.data import data_fingerprint
 from hlat.distributed.object_group import ObjectGroup
 from hlat.model.decoder_spec import list_parameter_specs
 from hlat.model.parameter_spec import ParameterSpec
-from hlat.optim.optimizer_spec import get_optimizer_spec
+from hlat.optim.optimizer_spec import StateTensor, compute_saved_shapes, get_optimizer_spec
 
 
 def load_training_state(checkpoint: VerifiedCheckpoint, group: ObjectGroup) -> TrainingState:
@@ -42,17 +42,16 @@ def load_training_state(checkpoint: VerifiedCheckpoint, group: ObjectGroup) -> T
 
 def list_fresh_state(
     parameters: Iterable[ParameterSpec], settings: OptimizerConfig, manifest: CheckpointManifest
-) -> dict[str, list[str]]:
+) -> dict[StateTensor, list[str]]:
     """Return the parameters by each state tensor that a checkpoint of another optimizer lacks.
 
-    These tensors start at zero.
+    These tensors start at zero, or as the weights.
     """
-    optimizer, fresh = get_optimizer_spec(settings.name), dict[str, list[str]]()
+    fresh: dict[StateTensor, list[str]] = {}
     for parameter in parameters:
-        name, shape = parameter.name, parameter.shape
-        for key in optimizer.compute_state_shapes(settings, parameter.role, shape):
-            if f"{key}/{name}" not in manifest.tensors:
-                fresh.setdefault(key, []).append(name)
+        for tensor in compute_saved_shapes(settings, parameter.role, parameter.shape):
+            if f"{tensor.name}/{parameter.name}" not in manifest.tensors:
+                fresh.setdefault(tensor, []).append(parameter.name)
     return fresh
 
 
@@ -97,12 +96,11 @@ def _validate_state(state: TrainingState, manifest: CheckpointManifest) -> None:
 def _list_tensors(
     parameters: Iterable[ParameterSpec], settings: OptimizerConfig | None
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield name and shape of each tensor that a run saves; only weights without an optimizer."""
+    """Yield name and shape of each tensor that a run saves; only weights without settings."""
     for parameter in parameters:
         name, shape = parameter.name, parameter.shape
         yield f"weights/{name}", shape
         if settings is not None:
             yield f"updates/{name}", ()
-            optimizer = get_optimizer_spec(settings.name)
-            shapes = optimizer.compute_state_shapes(settings, parameter.role, shape)
-            yield from ((f"{key}/{name}", shape) for key, shape in shapes.items())
+            shapes = compute_saved_shapes(settings, parameter.role, shape)
+            yield from ((f"{tensor.name}/{name}", shape) for tensor, shape in shapes.items())

@@ -109,7 +109,13 @@ class CommandLineParser(argparse.ArgumentParser):
         self.add_argument("--step", type=int, metavar="N", help=step)
         tokenizer = "the run's tokenizer.json, if it was moved"
         self.add_argument("--tokenizer", type=Path, metavar="FILE", help=tokenizer)
+        self.add_ema()
         self.add_extensions()
+
+    def add_ema(self) -> None:
+        """Add the selection of the averaged weights."""
+        ema = "use the moving average of the weights (optimizer.ema_decay)"
+        self.add_argument("--ema", action="store_true", help=ema)
 
     def add_extensions(self) -> None:
         """Add the files of the user that register the components of a model."""

@@ -60,6 +60,9 @@ class OptimizerConfig:
     """Apply weight decay to the weights of norms, as HLAT does; most other recipes do not."""
     grad_clip: float = bounded(1.0, min=0)
     """Largest global gradient norm; 0: no clipping."""
+    ema_decay: float | None = bounded(None, min=0, below=1)
+    """Decay of an exponential moving average of the weights in each step, for example 0.999. It is
+    evaluated besides the weights; null: no average."""
     muon: MuonConfig = field(default_factory=MuonConfig)
     """Settings of optimizer.name=muon."""
     normuon: NorMuonConfig = field(default_factory=NorMuonConfig)

@@ -34,6 +34,8 @@ from hlat.config.run import Config
 
 _DATA_DEFAULTS = {"data.bos_token": None}
 """Default values of data settings that older versions lack; omitted from the default run name."""
+_OPTIMIZER_DEFAULTS = {"optimizer.ema_decay": None}
+"""The same for settings of the optimizer."""
 INITIAL_WEIGHTS_DEFAULTS = {"model.init_from": None, "model.init_copies": "equal"}
 """Default values of the settings that select the initial weights."""
 _FIXED_DATA_KEYS = ("batch.global_batch_size", "batch.sequence_length")
@@ -111,7 +113,7 @@ def build_saved_model_config(
 
 
 def build_saved_optimizer_config(adjustable_settings: Mapping[str, Any]) -> OptimizerConfig:
-    """Return name and settings of the optimizer that was saved with `adjustable_settings`.
+    """Return name, settings and average of the optimizer saved with `adjustable_settings`.
 
     The values of all other fields, such as the learning rate, are not those of the run.
 
@@ -120,7 +122,8 @@ def build_saved_optimizer_config(adjustable_settings: Mapping[str, Any]) -> Opti
     """
     name = str(adjustable_settings.get("optimizer.name", OptimizerConfig.name))
     component = get_component("optimizer", name)
-    fields: dict[str, Any] = {"name": name, "lr": 1.0}
+    ema_decay = adjustable_settings.get("optimizer.ema_decay")
+    fields: dict[str, Any] = {"name": name, "lr": 1.0, "ema_decay": ema_decay}
     if component.settings is not None:
         fields[name] = adjustable_settings.get(f"optimizer.{name}", {})
     try:
@@ -207,9 +210,14 @@ def build_default_run_name(config: Config) -> str:
         if key not in _SETTINGS_WITHOUT_EFFECT_ON_TOKENS
         and (key, value) not in _DATA_DEFAULTS.items()
     }
+    adjustable = {
+        key: value
+        for key, value in collect_adjustable_settings(config).items()
+        if (key, value) not in _OPTIMIZER_DEFAULTS.items()
+    }
     settings = [
         collect_fixed_settings(config),
-        restore_former_keys(collect_adjustable_settings(config)),
+        restore_former_keys(adjustable),
         data,
         (config.batch.global_batch_size, config.batch.sequence_length),
         (config.run.seed, config.checkpoint.start_from),

@@ -29,7 +29,11 @@ from hlat.engine.engine_factory import create_engine
 from hlat.engine.interface import Engine, StepMetrics
 from hlat.model.decoder_spec import list_parameter_specs
 from hlat.model.parameter_spec import Initialization, ParameterRole, ParameterSpec
-from hlat.optim.optimizer_spec import StateTensor, get_optimizer_spec, list_state_names
+from hlat.optim.optimizer_spec import (
+    StateTensor,
+    compute_saved_shapes,
+    get_optimizer_spec,
+)
 from hlat.precision.torch_dtypes import TORCH_DTYPES
 
 FullTensors = dict[str, NDArray[np.float32]]
@@ -37,6 +41,8 @@ FullTensors = dict[str, NDArray[np.float32]]
 StateTensors = dict[str, FullTensors]
 _GRADIENT = 2.0**-10
 """Standard deviation of the gradients of which sampled optimizer states are averages."""
+_AVERAGE_SEED = 100
+"""Seed of sampled averages of the weights."""
 
 
 class CheckError(Exception):
@@ -177,7 +183,7 @@ class EngineHarness:
 
     def gather_state(self) -> StateTensors:
         """Return weights, optimizer state and numbers of updates by state key, on rank 0."""
-        keys = ("weights", *list_state_names(self.optimizer), "updates")
+        keys = ("weights", *_list_state_keys(self.config), "updates")
         return {key: self.gather_full_tensors(key) for key in keys}
 
     def gather_full_tensors(self, state_key: str) -> FullTensors:
@@ -207,7 +213,8 @@ class EngineHarness:
     def compute_state_shapes(self, name: str) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the optimizer state of a parameter by state key."""
         spec = self.parameters[name]
-        return self.optimizer.compute_state_shapes(self.config.optimizer, spec.role, spec.shape)
+        shapes = compute_saved_shapes(self.config.optimizer, spec.role, spec.shape)
+        return {tensor.name: shape for tensor, shape in shapes.items()}
 
     def gather_chunks(
         self, select: Callable[[StateShard], bool]
@@ -279,18 +286,29 @@ def sample_optimizer_state(
     In other parameters, half of the elements have the size of epsilon.
     """
     optimizer = get_optimizer_spec(config.optimizer.name)
-    state: StateTensors = {name: {} for name in list_state_names(optimizer)}
+    state: StateTensors = {name: {} for name in _list_state_keys(config)}
     for spec in list_parameter_specs(config.model):
         generator = np.random.default_rng([config.run.seed, zlib.crc32(spec.name.encode()), 1])
         scale: Any = (gradient_rms or {}).get(spec.name, _GRADIENT)
         if optimizer.is_elementwise(spec.role):
             scale = np.where(generator.random(spec.shape) < 0.5, _GRADIENT, config.optimizer.eps)
-        shapes = optimizer.compute_state_shapes(config.optimizer, spec.role, spec.shape)
-        for tensor in optimizer.list_state_tensors(spec.role):
-            if tensor.name in shapes:
-                values = _sample_state_tensor(generator, tensor, shapes[tensor.name], scale)
-                state[tensor.name][spec.name] = round_to_bf16(values.astype(np.float32))
+        shapes = compute_saved_shapes(config.optimizer, spec.role, spec.shape)
+        for index, (tensor, shape) in enumerate(shapes.items()):
+            if tensor.is_weights:
+                values: NDArray[Any] = _sample_weight(config, spec, _AVERAGE_SEED + index)
+            else:
+                values = _sample_state_tensor(generator, tensor, shape, scale)
+            state[tensor.name][spec.name] = round_to_bf16(values.astype(np.float32))
     return state
+
+
+def _list_state_keys(config: Config) -> list[str]:
+    """Return the names of the state tensors of all parameters."""
+    shapes = (
+        compute_saved_shapes(config.optimizer, spec.role, spec.shape)
+        for spec in list_parameter_specs(config.model)
+    )
+    return [*dict.fromkeys(tensor.name for of_parameter in shapes for tensor in of_parameter)]
 
 
 def _sample_state_tensor(

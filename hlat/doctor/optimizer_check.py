@@ -39,7 +39,12 @@ from hlat.doctor.reference_parametrization import ParameterUpdate, adapt_update
 from hlat.doctor.reference_updates import update_states
 from hlat.model.decoder_spec import list_parameter_specs
 from hlat.model.parameter_spec import ParameterRole
-from hlat.optim.optimizer_spec import get_optimizer_spec
+from hlat.optim.optimizer_spec import (
+    EMA,
+    StateTensor,
+    compute_saved_shapes,
+    get_optimizer_spec,
+)
 from hlat.recovery.preflight_checks import format_first
 
 _STEPS = ((0, 0.0, 2.0**-3), (1, 2.0**-17, 2.0**-4), (1000, 2.0**-17, 2.0**-3))
@@ -287,11 +292,16 @@ def _compare_states(
         value = float(abs(slope) / (settings.weight_decay / 4 + chance))
         yield _Error(f"{name} weight decay", value, count)
     source, _ = harness.optimizer.get_gradient_source(settings, role)
+    state = {one.name: one for one in compute_saved_shapes(settings, role, gap.shape)}
     for key, tensor in expected.tensors.items():
         if key == "weights":
             continue
-        is_product = not harness.optimizer.is_elementwise(role) and key != source
-        error = _compute_state_error(config, after[key][name], tensor, is_product)
+        if state[key].is_weights:
+            arguments = before, expected, after[key][name], gap, learning_rate
+            error = _compute_copy_error(config, state[key], *arguments)
+        else:
+            is_product = not harness.optimizer.is_elementwise(role) and key != source
+            error = _compute_state_error(config, after[key][name], tensor, is_product)
         yield _Error(f"{name} {key}", error, count)
     yield _Error(f"{name} updates", float(abs(after["updates"][name] - count) * 2), count)
 
@@ -312,6 +322,31 @@ def _compute_state_error(
     dtypes = dtype, optimizer.get_matrix_update_dtype(config.optimizer)
     relative = float(np.linalg.norm(gap) / (np.linalg.norm(expected) + 1e-20))
     return relative / (_MATRIX_ERRORS * tolerances.compute_unit_roundoff(*dtypes))
+
+
+def _compute_copy_error(
+    config: Config,
+    tensor: StateTensor,
+    before: ReferenceState,
+    expected: ReferenceState,
+    found: NDArray[Any],
+    weight_gap: NDArray[Any],
+    learning_rate: float,
+) -> float:
+    """Return the error over its tolerance of a state tensor that starts as the weights.
+
+    Values of both signs cancel in it, so that its tolerance is relative to them. A moving average
+    is that of the actual weights, the errors of which are `weight_gap`.
+    """
+    values = expected.tensors[tensor.name]
+    if tensor is EMA:
+        assert config.optimizer.ema_decay is not None
+        values = values + (1 - config.optimizer.ema_decay) * weight_gap
+    size = np.abs(before.tensors[tensor.name]) + np.abs(before.weights)
+    tolerance = size * 8 * tolerances.compute_unit_roundoff(tensor.get_dtype(config.precision))
+    roundoff = tolerances.compute_unit_roundoff(config.precision.optimizer_state_dtype)
+    tolerance += learning_rate * (8 * roundoff + 2.0**-13)
+    return float((np.abs(found - values) / tolerance).max())
 
 
 def _compute_update_error(

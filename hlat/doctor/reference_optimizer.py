@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -214,7 +215,26 @@ _UPDATES: dict[str, ReferenceUpdate] = {
 
 def find_reference_update(settings: OptimizerConfig) -> ReferenceUpdate | None:
     """Return the reference of the configured optimizer, or None if there is none."""
-    return _UPDATES.get(settings.name)
+    update = _UPDATES.get(settings.name)
+    if update is None or settings.ema_decay is None:
+        return update
+    return partial(_update_with_ema, update, settings.ema_decay)
+
+
+def _update_with_ema(
+    update: ReferenceUpdate,
+    decay: float,
+    settings: OptimizerConfig,
+    state: ReferenceState,
+    gradient: Array | float,
+    learning_rate: float,
+) -> ReferenceState:
+    """Return the state after an update, with the moving average of the weights if it has one."""
+    after = update(settings, state, gradient, learning_rate)
+    if "ema" not in state.tensors:
+        return after
+    average = decay * state.tensors["ema"] + (1 - decay) * after.weights
+    return ReferenceState(after.tensors | {"ema": average}, after.updates)
 
 
 def format_missing_reference(settings: OptimizerConfig) -> str:

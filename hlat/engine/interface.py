@@ -6,6 +6,7 @@ interface, so that train.py is the same for every engine.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -231,7 +232,10 @@ class Engine(Protocol):
         """
 
     def init_weights(self) -> None:
-        """Set the weights to functions of (seed, name, index); all ranks call it."""
+        """Set the weights to functions of (seed, name, index); all ranks call it.
+
+        State tensors that start as the weights are set to them.
+        """
 
     def train_step(self, sequences: PackedSequences, learning_rate: float) -> DeviceMetrics:
         """Run one optimizer step over all micro batches without waiting for the device.
@@ -245,6 +249,13 @@ class Engine(Protocol):
 
     def eval_step(self, sequences: PackedSequences) -> DeviceMetrics:
         """Compute the loss of the target tokens of sequences [n, s] for any n."""
+
+    def averaged_weights(self) -> AbstractContextManager[None]:
+        """Evaluate the averaged weights of the state within the context; all ranks call it.
+
+        Only evaluation and decoding are valid within it. A copy of the weights that this rank
+        updates is allocated.
+        """
 
     def compute_metrics(self, names: Sequence[str], sequences: PackedSequences) -> dict[str, float]:
         """Return metrics of extensions for the current weights on rank 0, else {}.

@@ -1,6 +1,6 @@
 """Tensors of an engine as canonical shards for the checkpoint store."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -70,6 +70,23 @@ def init_weights(
             _init_columns(shard, sample, tp)
         else:
             shard.tensor.copy_(sample(shard.offset, shard.size).view(shard.tensor.shape))
+
+
+@torch.no_grad()
+def copy_weights(shards: Iterable[StateShard], names: Collection[str]) -> None:
+    """Set tensors of the state to the weights.
+
+    Args:
+        shards: Shards of an engine, for each parameter first those of the weights.
+        names: Names of the tensors, `<key>/<parameter>`.
+    """
+    weights = dict[tuple[str, tuple[int, ...]], Tensor]()
+    for shard in shards:
+        key, _, name = shard.name.partition("/")
+        if key == "weights":
+            weights[name, shard.offset] = shard.tensor
+        elif shard.name in names:
+            shard.tensor.copy_(weights[name, shard.offset])
 
 
 def _init_columns(

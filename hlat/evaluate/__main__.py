@@ -250,7 +250,7 @@ def _build_request(arguments: argparse.Namespace) -> "EvalRequest":
 
     names = [
         *("source", "step", "follow", "limit", "shots", "data", "output", "heldout"),
-        *("log_samples", "include_path", "use_cache"),
+        *("log_samples", "include_path", "use_cache", "ema"),
     ]
     harness = {each.name: getattr(arguments, each.name) for each in fields(HarnessSettings)}
     return EvalRequest(
@@ -282,7 +282,9 @@ def _evaluate_locally(
     validate_request(request)
     run_dir, source = request.followed_run, None
     if run_dir is None:
-        source = model_source.find_model(request.source, request.step, arguments.tokenizer)
+        source = model_source.find_model(
+            request.source, request.step, arguments.tokenizer, request.ema
+        )
     metadata = source or model_metadata.load_run_metadata(Path(request.source))
     config = build_inference_config(metadata, arguments.overrides)
     if rank_environment.must_launch_workers(config):

@@ -45,6 +45,7 @@ class EvalRequest:
         data_overrides: Overrides of the recorded data and evaluation settings, for held-out sets.
         log_samples: Write the items of each harness task, as `lm_eval --log_samples`.
         skip_completed: Skip tasks with scores, since the job may be restarted at any time.
+        ema: Evaluate the moving average of the weights.
     """
 
     source: str
@@ -65,6 +66,7 @@ class EvalRequest:
     data_overrides: tuple[str, ...] = ()
     log_samples: bool = False
     skip_completed: bool = False
+    ema: bool = False
 
     @property
     def harness_tasks(self) -> list[str]:
@@ -87,6 +89,8 @@ class EvalRequest:
             key += "log_samples"
         if self.include_path is not None:
             key += repr(self.include_path.name)
+        if self.ema:
+            key += "ema"
         if harness_settings := self.harness.to_dict():
             key += repr(harness_settings)
         names = (Path(name).stem if is_task_file(name) else name for name in self.tasks)
@@ -101,6 +105,11 @@ def validate_request(request: EvalRequest) -> None:
         return
     if request.step is not None or request.output is not None:
         raise ConfigError("follow=true evaluates all checkpoints; remove step= and output=")
+    if request.ema:
+        raise ConfigError(
+            "follow=true evaluates the weights of each checkpoint; remove ema=true, or evaluate "
+            "the moving average of a checkpoint with step=N"
+        )
     if not model_metadata.is_run_dir(Path(request.source)):
         raise ConfigError(
             f"follow=true needs the directory of a started run, and {request.source} contains"

@@ -7,6 +7,7 @@ text, of which the earlier ones evaluate a part.
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +21,7 @@ from hlat.evaluate.heldout_loss import HeldoutLoss
 from hlat.evaluate.multiple_choice_probes import MultipleChoiceQuestion
 from hlat.evaluate.training_samples import SamplePrompts
 from hlat.inference.inference_model import InferenceModel
+from hlat.optim.optimizer_spec import EMA, find_average
 from hlat.tracking.heldout_rows import find_worse_sources
 from hlat.tracking.tracker import Tracker
 
@@ -39,13 +41,17 @@ _SLOW_EVALUATION_S = 10.0
 class EvaluationData:
     """Held-out sequences by source, questions by probe, and prompts of samples.
 
-    `heldout` is the text of the last evaluation, `loop` that of the others.
+    `heldout` is the text of the last evaluation, `loop` that of the others. With `uses_average`,
+    the average of the weights is evaluated in their place; with `has_ema`, also their moving
+    average.
     """
 
     heldout: Mapping[str, HeldoutSequences]
     loop: Mapping[str, HeldoutSequences]
     probes: Mapping[str, Sequence[MultipleChoiceQuestion]] = field(default_factory=dict)
     samples: SamplePrompts | None = None
+    uses_average: bool = False
+    has_ema: bool = False
 
 
 def load_evaluation_data(config: Config, loader: DataLoader) -> EvaluationData:
@@ -57,7 +63,11 @@ def load_evaluation_data(config: Config, loader: DataLoader) -> EvaluationData:
         count = max(1, _compute_loop_tokens(config, len(heldout)) // length)
         loop = {name: text.select_evenly(count) for name, text in heldout.items()}
     samples = training_samples.load_sample_prompts(config)
-    return EvaluationData(heldout, loop, multiple_choice_probes.load_probes(config), samples)
+    average, probes = find_average(config.optimizer), multiple_choice_probes.load_probes(config)
+    has_ema = average is EMA
+    return EvaluationData(
+        heldout, loop, probes, samples, average is not None and not has_ema, has_ema
+    )
 
 
 def _compute_loop_tokens(config: Config, num_sources: int) -> int:
@@ -73,9 +83,10 @@ def evaluate_heldout(
     """Evaluate the current weights, and log an `evaluate` event.
 
     The event contains the fields of `heldout_loss.summarize`; `accuracy` by probe, if there are
-    probes; and `seconds`, the duration. The last one also has the same fields for the text of the
-    evaluations before it, `loop`, if that is less text, and the `clusters` of each source for
-    comparisons by document. A `samples` event follows if there are prompts.
+    probes; the same fields for the moving average of the weights, `ema`, if there is one; and
+    `seconds`, the duration. The last one also has the same fields for the text of the evaluations
+    before it, `loop`, if that is less text, and the `clusters` of each source for comparisons by
+    document. A `samples` event follows if there are prompts.
     """
     since = time.perf_counter()
 
@@ -86,6 +97,30 @@ def evaluate_heldout(
                 f"step {step}: evaluated {source}, {num_done} of {total} sources in {seconds:.0f} s"
             )
 
+    with engine.averaged_weights() if data.uses_average else nullcontext():
+        fields = _compute_fields(engine, data, is_last, report_progress)
+    if data.has_ema:
+        with engine.averaged_weights():
+            losses = evaluate_sources(engine, data.heldout if is_last else data.loop)
+        fields["ema"] = heldout_loss.summarize(losses)
+    seconds = tracker.exclude_time(since)
+    tracker.log_event("evaluate", step, **fields, seconds=seconds)
+    tracker.print_message(f"step {step}: {format_evaluation(fields)}")
+    if is_last:
+        tracker.print_message(f"step {step}: {_format_extent(fields)} evaluated in {seconds:.1f} s")
+        _warn_of_worse_sources(tracker, step)
+    if data.samples is not None:
+        with engine.averaged_weights() if data.uses_average else nullcontext():
+            _log_samples(engine, data.samples, tracker, step)
+
+
+def _compute_fields(
+    engine: Engine,
+    data: EvaluationData,
+    is_last: bool,
+    report_progress: Callable[[str, int], None],
+) -> dict[str, Any]:
+    """Return the fields of an `evaluate` event for the weights of the model."""
     losses = evaluate_sources(engine, data.heldout if is_last else data.loop, report_progress)
     fields = heldout_loss.summarize(losses)
     if is_last:
@@ -95,14 +130,7 @@ def evaluate_heldout(
     if data.probes:
         model = InferenceModel(engine)
         fields["accuracy"] = multiple_choice_probes.compute_accuracy(model, data.probes)
-    seconds = tracker.exclude_time(since)
-    tracker.log_event("evaluate", step, **fields, seconds=seconds)
-    tracker.print_message(f"step {step}: {format_evaluation(fields)}")
-    if is_last:
-        tracker.print_message(f"step {step}: {_format_extent(fields)} evaluated in {seconds:.1f} s")
-        _warn_of_worse_sources(tracker, step)
-    if data.samples is not None:
-        _log_samples(engine, data.samples, tracker, step)
+    return fields
 
 
 def format_evaluation(fields: Mapping[str, Any]) -> str:
@@ -116,6 +144,8 @@ def format_evaluation(fields: Mapping[str, Any]) -> str:
     text = f"held-out bits per byte {', '.join(bits)}"
     if accuracy := fields.get("accuracy"):
         text += f"; accuracy {', '.join(f'{name} {v:.3f}' for name, v in accuracy.items())}"
+    if ema := fields.get("ema"):
+        text += f"; moving average of the weights {ema['bits_per_byte']['mean']:.3f}"
     return text
 
 

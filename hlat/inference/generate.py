@@ -128,7 +128,9 @@ def _run(arguments: argparse.Namespace, typed: list[str]) -> ExitCode | int:
         if not arguments.prompt:
             raise ConfigError("no prompt on standard input; give one after the model")
         typed = [*typed, f"prompt={arguments.prompt}"]
-    source = model_source.find_model(arguments.source, arguments.step, arguments.tokenizer)
+    source = model_source.find_model(
+        arguments.source, arguments.step, arguments.tokenizer, arguments.ema
+    )
     config = build_inference_config(source, arguments.overrides)
     if rank_environment.must_launch_workers(config):
         return _launch_workers(arguments, config, typed)

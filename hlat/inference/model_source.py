@@ -3,13 +3,14 @@
 import hashlib
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
 from hlat.checkpoint import checkpoint_lookup, checkpoint_store, training_settings
 from hlat.checkpoint.checkpoint_directory import format_step_name
 from hlat.checkpoint.checkpoint_manifest import COMMIT_MARKER
+from hlat.checkpoint.evaluated_weights import WEIGHTS, find_weights_key
 from hlat.checkpoint.hugging_face import pretrained_weights, weight_export
 from hlat.checkpoint.hugging_face.pretrained_files import PretrainedFiles, load_pretrained_files
 from hlat.checkpoint.training_state import TrainingState
@@ -36,7 +37,7 @@ class ModelSource(ModelMetadata):
     `name` is that of the scores file. `config_yaml` is the configuration of the run, empty if it is
     unknown. `step` and `run_dir` are known for training states only, in contrast to averages and
     Hugging Face models. `pretrained_files` are those of the Hugging Face directory, or of
-    model.init_from of a run.
+    model.init_from of a run. `weights_key` is the key of the weights in the checkpoint.
     """
 
     location: StoragePath
@@ -47,6 +48,7 @@ class ModelSource(ModelMetadata):
     run_dir: Path | None = None
     config_yaml: str = ""
     pretrained_files: PretrainedFiles = field(default_factory=PretrainedFiles)
+    weights_key: str = WEIGHTS
 
     @property
     def scores_path(self) -> Path:
@@ -62,6 +64,8 @@ class ModelSource(ModelMetadata):
         """
         digest = hashlib.sha256(f"{self.model} {self.tokenizer.sha256}".encode())
         digest.update(repr(sorted(self.tokenizer.end_token_ids)).encode())
+        if self.weights_key != WEIGHTS:
+            digest.update(self.weights_key.encode())
         if checkpoint_store.is_checkpoint(self.location):
             digest.update((self.location / COMMIT_MARKER).read_bytes())
         else:
@@ -83,22 +87,31 @@ class ModelSource(ModelMetadata):
         if self.step is None and not checkpoint_store.is_checkpoint(self.location):
             pretrained_weights.load_pretrained(str(self.location), self.model, shards)
         else:
-            weights = [shard for shard in shards if shard.name.startswith("weights/")]
+            weights = [
+                replace(shard, name=f"{self.weights_key}/{shard.name.removeprefix('weights/')}")
+                for shard in shards
+                if shard.name.startswith("weights/")
+            ]
             checkpoint_store.load_checkpoint(self.location, weights)
 
 
 def find_model(
-    location: str, step: int | None = None, tokenizer_path: Path | None = None
+    location: str,
+    step: int | None = None,
+    tokenizer_path: Path | None = None,
+    uses_ema: bool = False,
 ) -> ModelSource:
     """Return the model at a location, with a warning for every newer checkpoint that is damaged.
 
     `step` selects a checkpoint of a run, by default the newest. `tokenizer_path` is the location of
-    the run's tokenizer.json if it has moved.
+    the run's tokenizer.json if it has moved. `uses_ema` selects the moving average of the weights.
     """
     source = storage_path.parse_storage_path(location)
     if isinstance(source, Path) and model_metadata.is_hugging_face_dir(source):
         if step is not None:
             raise ConfigError(f"{source} is a Hugging Face directory; step= needs a run")
+        if uses_ema:
+            raise ConfigError(f"{source} is a Hugging Face directory; ema=true needs a run")
         metadata = model_metadata.load_hugging_face_metadata(source)
         pretrained_weights.validate_pretrained(str(source), metadata.model)
         tokenizer = prompt_tokenizer.load_hugging_face_tokenizer(source)
@@ -112,16 +125,20 @@ def find_model(
     checkpoint_dir, warnings = checkpoint_lookup.find_checkpoint(source, step)
     for warning in warnings:
         print(f"WARNING: {warning}", file=sys.stderr)
-    return open_checkpoint(checkpoint_dir, source, tokenizer_path)
+    return open_checkpoint(checkpoint_dir, source, tokenizer_path, uses_ema)
 
 
 def open_checkpoint(
-    checkpoint_dir: StoragePath, source: StoragePath, tokenizer_path: Path | None = None
+    checkpoint_dir: StoragePath,
+    source: StoragePath,
+    tokenizer_path: Path | None = None,
+    uses_ema: bool = False,
 ) -> ModelSource:
     """Return the model of a checkpoint without verification of its weights.
 
     `source` is the location given by the user: the run or the checkpoint. `tokenizer_path` is the
-    location of the run's tokenizer.json if it has moved.
+    location of the run's tokenizer.json if it has moved. The moving average of the weights has
+    scores of its own, as an average of checkpoints.
     """
     state = TrainingState.from_json(checkpoint_store.load_state_json(checkpoint_dir))
     model = run_identity.build_saved_model_config(state.fixed, state.config)
@@ -135,10 +152,11 @@ def open_checkpoint(
     )
     if run_dir is not None and not model_metadata.is_run_dir(run_dir):
         run_dir = None
-    is_state = checkpoint_dir.parent.name in _TRAINING_CHECKPOINT_DIRS
+    is_state = checkpoint_dir.parent.name in _TRAINING_CHECKPOINT_DIRS and not uses_ema
+    name = format_step_name(state.step) if is_state else checkpoint_dir.name
     return ModelSource(
         location=checkpoint_dir,
-        name=format_step_name(state.step) if is_state else checkpoint_dir.name,
+        name=f"{name}_ema" if uses_ema else name,
         base_dir=run_dir or (checkpoint_dir.parent if isinstance(checkpoint_dir, Path) else Path()),
         model=model,
         sequence_length=settings.sequence_length,
@@ -152,4 +170,5 @@ def open_checkpoint(
         run_dir=run_dir if is_state else None,
         config_yaml=state.config,
         pretrained_files=load_pretrained_files(model.init_from, run_dir, settings.tokenizer_sha256),
+        weights_key=find_weights_key(state, checkpoint_dir, uses_ema),
     )

@@ -108,7 +108,9 @@ def _serve(arguments: argparse.Namespace) -> ExitCode | int:
     from hlat.inference.inference_config import build_inference_config
     from hlat.inference.text_generator import open_text_generator
 
-    source = model_source.find_model(arguments.source, arguments.step, arguments.tokenizer)
+    source = model_source.find_model(
+        arguments.source, arguments.step, arguments.tokenizer, arguments.ema
+    )
     config = build_inference_config(source, arguments.overrides)
     if rank_environment.must_launch_workers(config):
         raise ConfigError(
@@ -228,6 +230,7 @@ def _serve_with_vllm(arguments: argparse.Namespace, name: str) -> ExitCode | int
 def _build_export_command(arguments: argparse.Namespace, output: Path) -> list[str]:
     settings = {"step": arguments.step, "tokenizer": arguments.tokenizer, "output": output}
     words = [f"{key}={value}" for key, value in settings.items() if value is not None]
+    words += ["ema=true"] if arguments.ema else []
     return [sys.executable, "-m", "hlat.export", arguments.source, *words]
 
 

@@ -21,13 +21,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StateTensor:
-    """A tensor of the optimizer's state, initially zero.
+    """A tensor of the optimizer's state.
 
     Attributes:
         name: Name in checkpoints, where `<name>/<parameter>` is a tensor.
         decay: Setting by which an update with a gradient of zero multiplies the tensor; None: such
             an update is not a product with a setting.
         is_squared: True if the tensor averages squared gradients, and is never negative.
+        is_weights: True if the tensor is initially equal to the weights; others are zero.
+        is_average: True if the tensor averages the weights, and can be evaluated in their place.
         is_gram: True if the tensor averages products of a matrix and its transpose.
         is_basis: True if the columns of the tensor are an orthonormal basis.
         dtype: dtype in every precision recipe; None: `precision.optimizer_state_dtype`.
@@ -36,6 +38,8 @@ class StateTensor:
     name: str
     decay: str | None
     is_squared: bool = False
+    is_weights: bool = False
+    is_average: bool = False
     is_gram: bool = False
     is_basis: bool = False
     dtype: Dtype | None = None
@@ -43,6 +47,16 @@ class StateTensor:
     def get_dtype(self, precision: PrecisionConfig) -> Dtype:
         """Return the dtype in a precision recipe."""
         return self.dtype or precision.optimizer_state_dtype
+
+
+EMA = StateTensor("ema", None, is_weights=True, is_average=True, dtype=Dtype.fp32)
+"""Exponential moving average of the weights, with any optimizer.
+
+It is fp32 in every recipe. Its update with a decay of 0.999 is a thousandth of the distance to the
+weights, which rounding to nearest in bf16 always loses near the weights.
+"""
+EMA_UPDATE_FLOPS = 3.0
+"""FLOPs of the update of the moving average per element."""
 
 
 class OptimizerSpec(Protocol):
@@ -177,3 +191,34 @@ def list_state_names(spec: OptimizerSpec) -> list[str]:
     """Return the names of the state tensors of parameters of any role."""
     names = (tensor.name for role in ParameterRole for tensor in spec.list_state_tensors(role))
     return list(dict.fromkeys(names))
+
+
+def compute_saved_shapes(
+    settings: OptimizerConfig, role: ParameterRole, shape: tuple[int, ...]
+) -> dict[StateTensor, tuple[int, ...]]:
+    """Return the state tensors of a parameter in checkpoints, and their shapes.
+
+    They are the state of the optimizer, and the moving average of the weights if there is one.
+    """
+    optimizer = get_optimizer_spec(settings.name)
+    shapes = optimizer.compute_state_shapes(settings, role, shape)
+    tensors = {one.name: one for one in optimizer.list_state_tensors(role)}
+    average = {} if settings.ema_decay is None else {EMA: shape}
+    return {tensors[name]: one for name, one in shapes.items()} | average
+
+
+def list_weight_copies(settings: OptimizerConfig, parameters: Iterable[ParameterSpec]) -> set[str]:
+    """Return the names `<key>/<parameter>` of the state tensors that start as the weights."""
+    return {
+        f"{tensor.name}/{parameter.name}"
+        for parameter in parameters
+        for tensor in compute_saved_shapes(settings, parameter.role, parameter.shape)
+        if tensor.is_weights
+    }
+
+
+def find_average(settings: OptimizerConfig) -> StateTensor | None:
+    """Return the state tensor that averages the weights; None: there is none."""
+    tensors = get_optimizer_spec(settings.name).list_state_tensors(ParameterRole.embedding)
+    average = None if settings.ema_decay is None else EMA
+    return next((tensor for tensor in tensors if tensor.is_average), average)

@@ -14,7 +14,7 @@ from hlat.config.run import Config
 from hlat.distributed.mesh_coordinates import ParallelDegrees, compute_parallel_degrees
 from hlat.model import decoder_spec
 from hlat.model.decoder_spec import list_parameter_specs
-from hlat.optim.optimizer_spec import get_optimizer_spec
+from hlat.optim.optimizer_spec import EMA, get_optimizer_spec
 from hlat.plan.hardware_efficiency import (
     PROCESS_MEMORY_GIB,
     RESERVED_MEMORY_GIB,
@@ -101,12 +101,14 @@ def get_device_memory_bytes(config: Config) -> float:
 
 
 def compute_checkpoint_bytes(config: Config) -> int:
-    """Return the bytes of one checkpoint: (master) weights and optimizer state.
+    """Return the bytes of one checkpoint: (master) weights, optimizer state and average.
 
     Headers, hashes and the data position, some hundred bytes per tensor, are not included.
     """
     precision = config.precision
     weight_bytes = get_itemsize(precision.master_weight_dtype or precision.param_dtype)
+    if config.optimizer.ema_decay is not None:
+        weight_bytes += get_itemsize(EMA.get_dtype(precision))
     return sum(
         spec.numel * weight_bytes + compute_parameter_state_bytes(precision, config.optimizer, spec)
         for spec in list_parameter_specs(config.model)

@@ -12,7 +12,7 @@ from hlat.distributed.pipeline_stages import assign_layers_to_stages
 from hlat.model import decoder_spec
 from hlat.model.activation_spec import ExecutionSettings
 from hlat.model.parameter_spec import ModuleParameter, ParameterRole, ShardingRule
-from hlat.optim.optimizer_spec import get_optimizer_spec
+from hlat.optim.optimizer_spec import EMA, get_optimizer_spec
 from hlat.plan.hardware_efficiency import get_kernel_backend
 from hlat.precision.precision_bytes import (
     compute_parameter_state_bytes,
@@ -60,8 +60,14 @@ class PipelineStageShard:
         is_elementwise = get_optimizer_spec(config.optimizer.name).is_elementwise(role)
         return mesh.dp if config.parallelism.zero or not is_elementwise else 1
 
+    def count_averaged(self, config: Config, mesh: ParallelDegrees) -> float:
+        """Return the number of weights whose moving average a rank updates."""
+        if config.optimizer.ema_decay is None:
+            return 0.0
+        return self.numel / (mesh.dp if config.parallelism.zero else 1)
+
     def compute_state_bytes(self, config: Config, mesh: ParallelDegrees) -> float:
-        """Return the bytes of the optimizer's state of the weights that a rank updates.
+        """Return the bytes of optimizer state and average of the weights that a rank updates.
 
         The ranks of a stage share the state of whole matrices equally.
         """
@@ -81,7 +87,8 @@ class PipelineStageShard:
             if not optimizer.is_elementwise(spec.role)
         )
         share = self.num_layers / config.model.num_layers / (mesh.dp * mesh.tp)
-        return elementwise + matrices * share
+        average = self.count_averaged(config, mesh) * get_itemsize(EMA.get_dtype(precision))
+        return elementwise + matrices * share + average
 
 
 def build_stage_shards(model: ModelConfig, mesh: ParallelDegrees) -> list[PipelineStageShard]:

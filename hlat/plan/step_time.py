@@ -22,7 +22,12 @@ from hlat.config.precision import Dtype
 from hlat.config.run import Config
 from hlat.distributed.mesh_coordinates import ParallelDegrees, compute_parallel_degrees
 from hlat.model import decoder_spec
-from hlat.optim.optimizer_spec import compute_joint_shape, get_optimizer_spec, group_matrices
+from hlat.optim.optimizer_spec import (
+    EMA_UPDATE_FLOPS,
+    compute_joint_shape,
+    get_optimizer_spec,
+    group_matrices,
+)
 from hlat.plan.hardware_efficiency import EFFICIENCIES, HardwareEfficiency, get_planned_engine
 from hlat.plan.pipeline_stage_shards import (
     PipelineStageShard,
@@ -267,7 +272,7 @@ def compute_optimizer_flops(
 ) -> float:
     """Return the FLOPs of a rank's optimizer update, without matmuls."""
     optimizer = get_optimizer_spec(config.optimizer.name)
-    return sum(
+    return EMA_UPDATE_FLOPS * stage.count_averaged(config, mesh) + sum(
         numel * optimizer.get_update_flops(role) / stage.count_owners(config, mesh, role)
         for role, numel in stage.numels_by_role
     )
@@ -308,7 +313,10 @@ def compute_matrix_exchange_bytes(
 def compute_optimizer_bytes(
     config: Config, mesh: ParallelDegrees, stage: PipelineStageShard
 ) -> float:
-    """Return the bytes that a rank's optimizer update reads and writes."""
+    """Return the bytes that a rank's optimizer update reads and writes.
+
+    The (master) weights are read again for their moving average.
+    """
     optimizer, precision = get_optimizer_spec(config.optimizer.name), config.precision
     without_state = sum(
         numel
@@ -319,7 +327,9 @@ def compute_optimizer_bytes(
         / stage.count_owners(config, mesh, role)
         for role, numel in stage.numels_by_role
     )
-    return without_state + 2 * stage.compute_state_bytes(config, mesh)
+    weights = get_itemsize(precision.master_weight_dtype or precision.param_dtype)
+    averaged = weights * stage.count_averaged(config, mesh)
+    return without_state + 2 * stage.compute_state_bytes(config, mesh) + averaged
 
 
 def count_rings_per_node(config: Config, mesh: ParallelDegrees) -> int:

@@ -79,13 +79,15 @@ def extract_scalars(row: Row) -> dict[str, float]:
 def extract_event_scalars(row: Row) -> dict[str, float]:
     """Return the finite numbers of an event, as `eval/SET/METRIC` or `data/tokens/SOURCE`.
 
-    A set is a held-out source, their `mean`, a probe, or a task of `hlat evaluate`.
+    A set is a held-out source, their `mean`, a probe, or a task of `hlat evaluate`. Those of the
+    moving average of the weights are named `eval_ema/SET/METRIC`.
     """
     scalars: dict[str, float] = {}
     if row["event"] == "evaluate":
-        for metric in ("bits_per_byte", "loss", "accuracy"):
-            values = row.get(metric, {}).items()
-            scalars |= {f"eval/{name}/{metric}": value for name, value in values}
+        for prefix, fields in (("eval", row), ("eval_ema", row.get("ema", {}))):
+            for metric in ("bits_per_byte", "loss", "accuracy"):
+                values = fields.get(metric, {}).items()
+                scalars |= {f"{prefix}/{name}/{metric}": value for name, value in values}
     elif row["event"] == "score":
         scalars |= {f"eval/{name}/score": value for name, value in row["scores"].items()}
     elif row["event"] == "ledger":

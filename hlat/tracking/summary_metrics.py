@@ -26,9 +26,13 @@ def compute_summary_metrics(rows: Iterable[Row], events: Iterable[Row]) -> dict[
             if values := _get_finite_values(rows, key):
                 summary[f"median_{key}"] = median(values)
     evaluations = [row for row in events if row["event"] == "evaluate"]
-    bits = evaluations[-1].get("bits_per_byte") if evaluations else None
-    if isinstance(bits, dict) and is_finite_number(bits.get("mean")):
-        summary["heldout_bits_per_byte"] = bits["mean"]
+    evaluation: Row = evaluations[-1] if evaluations else {}
+    ema = evaluation.get("ema")
+    of_ema: Row = ema if isinstance(ema, dict) else {}
+    for prefix, row in (("heldout", evaluation), ("heldout_ema", of_ema)):
+        bits = row.get("bits_per_byte")
+        if isinstance(bits, dict) and is_finite_number(bits.get("mean")):
+            summary[f"{prefix}_bits_per_byte"] = bits["mean"]
     counts = Counter(row["event"] for row in events)
     return summary | {f"{event}s": counts[event] for event in _COUNTED_EVENTS}
 

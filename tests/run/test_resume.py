@@ -3,10 +3,13 @@
 import itertools
 import json
 import shlex
+import shutil
 import signal
 import time
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from hlat.checkpoint import checkpoint_store
 
@@ -326,3 +329,33 @@ def test_another_optimizer_continues_with_the_weights(runner):
     assert back.returncode == 0, back.stderr
     assert "exp_avg of 14 parameters starts at zero" in back.stdout
     assert len(runner.losses("x")) == 20
+
+
+@pytest.mark.slow  # 7 s
+def test_a_moving_average_starts_as_the_weights_and_continues(runner):
+    options = ("run.name=x", "schedule.total_steps=20", "checkpoint.every_steps=5")
+    assert runner.run(*options, "run.steps=5").returncode == 0
+    ema = (*options, "optimizer.ema_decay=0.9")
+    done = runner.run(*ema, "run.steps=10")
+    assert done.returncode == 0, done.stderr
+    assert "optimizer.ema_decay was None, is 0.9" in done.stdout
+    assert "ema of 21 parameters starts as the weights, as the checkpoint has none" in done.stdout
+    shutil.copytree(runner.folder / "runs/x", runner.folder / "runs/y")
+    tensors = load_tensors(runner, "x", 10)
+    assert tensors["updates/lm_head.weight"] == 10  # moments continue
+    assert not torch.equal(tensors["ema/lm_head.weight"], tensors["weights/lm_head.weight"])
+    assert runner.run(*ema, "run.steps=20").returncode == 0
+    for steps in (12, 20):
+        assert runner.run(*ema, f"run.steps={steps}", "run.name=y").returncode == 0
+    expected, found = load_tensors(runner, "x", 20), load_tensors(runner, "y", 20)
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    (*_, last) = [row for row in runner.rows("x", "events.jsonl") if row["event"] == "evaluate"]
+    assert last["ema"]["text"] == last["text"]
+    assert last["ema"]["bits_per_byte"]["mean"] > last["bits_per_byte"]["mean"]
+
+
+def load_tensors(runner, name: str, step: int) -> dict[str, torch.Tensor]:
+    return load_file(
+        runner.folder / f"runs/{name}/checkpoints/step_{step:08}/rank_00000.safetensors"
+    )

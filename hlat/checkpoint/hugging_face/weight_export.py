@@ -62,10 +62,12 @@ def export_weights(
     extra_files: Mapping[str, bytes],
     on_shard_written: Callable[[ExportShard], None],
     allow_non_finite: bool = False,
+    weights_key: str = "weights",
 ) -> None:
     """Write weights and further files (config.json, tokenizer) to a new directory durably.
 
-    Wider weights are rounded to the nearest value of `dtype`.
+    Wider weights are rounded to the nearest value of `dtype`. `weights_key` is the key of the
+    weights in the checkpoint.
 
     Raises:
         ConfigError: If the output exists, the disk has too little space, or a weight is NaN or
@@ -81,7 +83,7 @@ def export_weights(
                 tensors = {}
                 for parameter in shard.parameters:
                     name, shape = parameter.name, parameter.shape
-                    tensor = reader.read(f"weights/{name}", build_full_slice(shape))
+                    tensor = reader.read(f"{weights_key}/{name}", build_full_slice(shape))
                     tensor = tensor.to(TORCH_DTYPES[dtype])
                     if not allow_non_finite:
                         _validate_finite(tensor, f"{name} in {checkpoint}", dtype)

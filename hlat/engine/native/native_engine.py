@@ -1,6 +1,7 @@
 """Training engine on PyTorch only, for one or many processes on any torch device."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -40,11 +41,12 @@ from hlat.engine.native.pipeline_parallel import (
 from hlat.engine.native.sharded_parameters import ShardedParameters
 from hlat.engine.native.tensor_parallel import TensorParallelRegions
 from hlat.engine.native.trainable_parameters import TrainableParameters
-from hlat.engine.state_shards import init_weights, iter_state_shards
+from hlat.engine.state_shards import copy_weights, init_weights, iter_state_shards
 from hlat.model.decoder import Decoder
 from hlat.model.decoder_spec import list_parameter_specs
 from hlat.model.loss import IGNORE_INDEX, build_next_token_targets, linear_cross_entropy
 from hlat.optim.gradient_norm import compute_global_norm
+from hlat.optim.optimizer_spec import list_weight_copies
 from hlat.precision.torch_dtypes import TORCH_DTYPES
 
 
@@ -92,8 +94,10 @@ class NativeEngine:
             self.init_weights()
 
     def init_weights(self) -> None:
-        """Set the weights to their initial values."""
+        """Set the weights, and the state that starts as the weights, to their initial values."""
         init_weights(self.state_shards(), self._specs, self.config, self._mesh.tp)
+        copies = list_weight_copies(self.config.optimizer, self._specs.values())
+        copy_weights(self.state_shards(), copies)
 
     def train_step(self, sequences: PackedSequences, learning_rate: float) -> dict[str, Tensor]:
         """Run one optimizer step over all micro batches without waiting for the device."""
@@ -130,6 +134,15 @@ class NativeEngine:
         token_losses = rows[: len(sequences.tokens), :-1]
         num_targets = torch.tensor(self._count_target_tokens(sequences))
         return {"token_losses": token_losses, "num_targets": num_targets}
+
+    @contextmanager
+    def averaged_weights(self) -> Iterator[None]:
+        """Evaluate the averaged weights within the context."""
+        params = self.params
+        assert isinstance(params, TrainableParameters), "the engine was built with training=False"
+        self._sync_stale_params()
+        with params.averaged_weights():
+            yield
 
     @torch.no_grad()
     def compute_metrics(self, names: Sequence[str], sequences: PackedSequences) -> dict[str, float]:

@@ -1,6 +1,7 @@
 """Parameters of a rank with gradients, master weights and optimizer of a precision recipe."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,7 +19,8 @@ from hlat.engine.native.sharded_parameters import LocalParameter, ShardedParamet
 from hlat.engine.native.step_rounding import NearestRounding, StochasticRounding
 from hlat.optim import optimizer_factory
 from hlat.optim.low_precision_optimizer import LowPrecisionOptimizer
-from hlat.optim.update_rule import UpdateRule
+from hlat.optim.optimizer_spec import EMA, find_average
+from hlat.optim.update_rule import UpdateRule, store_update
 from hlat.precision.torch_dtypes import TORCH_DTYPES
 
 
@@ -53,6 +55,13 @@ class TrainableParameters(ShardedParameters):
                 for name, param in self.updated_params.items()
             }
         self.optimizer_params = self.updated_params | self._master_weights
+        self._ema_decay, self._average = config.optimizer.ema_decay, find_average(config.optimizer)
+        self._ema: dict[str, Tensor] = {}
+        if self._ema_decay is not None:
+            self._ema = {
+                name: torch.empty_like(param, dtype=torch.float32)
+                for name, param in self.optimizer_params.items()
+            }
         self._gradients = self._build_gradient_source(config, mesh)
         self._matrix_optimizer: MatrixOptimizer | None = None
         self._optimizers = self._build_optimizers(config, mesh)
@@ -62,10 +71,11 @@ class TrainableParameters(ShardedParameters):
         self._gradients.close()
 
     def get_state(self, name: str) -> dict[str, Tensor]:
-        """Return (master) weights, optimizer state and `step`, the number of updates."""
+        """Return (master) weights, optimizer state, average and `step`, the number of updates."""
         param = self.optimizer_params[name]
         state = next(one.state[param] for one in self._optimizers if param in one.state)
-        return {"weights": param, **state}
+        average = {EMA.name: self._ema[name]} if self._ema else {}
+        return {"weights": param, **state, **average}
 
     def iter_matrix_state_shards(self) -> Iterator[StateShard]:
         """Yield the optimizer state of the matrices that this rank updates as a whole."""
@@ -90,6 +100,7 @@ class TrainableParameters(ShardedParameters):
             optimizer_factory.set_lr(optimizer, learning_rate)
             optimizer_factory.step_optimizer(optimizer, skip)
             optimizer.zero_grad(set_to_none=True)
+        self._update_ema(skip)
         self.sync_model_params()
 
     @torch.no_grad()
@@ -98,6 +109,36 @@ class TrainableParameters(ShardedParameters):
         for name, master in self._master_weights.items():
             self._rounding.copy_(name, self.updated_params[name], master)
         super().sync_model_params()
+
+    @contextmanager
+    def averaged_weights(self) -> Iterator[None]:
+        """Replace the weights of the model by their average within the context.
+
+        The weights that this rank updates are copied, and restored bit for bit.
+        """
+        assert self._average is not None, "no state tensor averages the weights"
+        key = self._average.name
+        weights = {name: param.clone() for name, param in self.updated_params.items()}
+        self._set_model_params({name: self.get_state(name)[key] for name in weights})
+        try:
+            yield
+        finally:
+            self._set_model_params(weights)
+
+    @torch.no_grad()
+    def _set_model_params(self, values: Mapping[str, Tensor]) -> None:
+        """Set the model to values of the updated rows of each rank, rounded to nearest."""
+        for name, param in self.updated_params.items():
+            param.copy_(values[name])
+        super().sync_model_params()
+
+    @torch.no_grad()
+    def _update_ema(self, skip: Tensor) -> None:
+        """Update the moving average after a step, or leave it bit-identical if `skip` is true."""
+        for name, average in self._ema.items():
+            assert self._ema_decay is not None
+            weights = self.optimizer_params[name].float()
+            store_update([average], [average.lerp(weights, 1 - self._ema_decay)], skip)
 
     def _get_step_count(self, name: str) -> Tensor:
         """Return the number of updates, which all parameters share."""

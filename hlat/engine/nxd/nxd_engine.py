@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import neuronx_distributed as nxd
@@ -114,6 +115,10 @@ class NxdEngine:
         self._all_reduce_loss(loss)
         torch_xla.sync()
         return {"loss": loss}
+
+    def averaged_weights(self) -> AbstractContextManager[None]:
+        """Raise RuntimeError, since validation rejects optimizers with an average."""
+        raise RuntimeError("engine=nxd has no average of the weights; use engine=native")
 
     def compute_metrics(self, names: Sequence[str], sequences: PackedSequences) -> dict[str, float]:
         """Return {}; validation rejects metrics of extensions."""

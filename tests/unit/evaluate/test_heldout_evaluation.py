@@ -2,6 +2,7 @@
 
 import json
 import math
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -14,14 +15,22 @@ from hlat.engine.interface import StepMetrics
 from hlat.evaluate import heldout_evaluation, heldout_loss
 from hlat.evaluate.heldout_evaluation import EvaluationData, evaluate_heldout, load_evaluation_data
 from hlat.evaluate.heldout_loss import compute_heldout_loss, compute_ratio_stderr, summarize
+from hlat.tracking.metric_logger import extract_event_scalars
+from hlat.tracking.summary_metrics import compute_summary_metrics
 from hlat.tracking.tracker import Tracker
 
 
 class FakeEngine:
-    """Engine with token ids as losses in nats."""
+    """Engine with token ids as losses in nats, half of them with averaged weights."""
 
     def __init__(self, has_token_losses: bool = True, scale: float = 1.0) -> None:
         self.has_token_losses, self.scale = has_token_losses, scale
+
+    @contextmanager
+    def averaged_weights(self):
+        self.scale /= 2
+        yield
+        self.scale *= 2
 
     def eval_step(self, sequences):
         return self.scale * sequences.tokens[:, 1:].astype(np.float32)
@@ -107,6 +116,29 @@ def test_an_event_contains_values_by_source_and_their_mean(tracker, tmp_path) ->
     assert row["bytes"] == {"a": 24, "b": 6}
     assert row["documents"] == {"a": 3, "b": 1}
     assert not row.keys() & {"loop", "clusters"}
+
+
+def test_an_event_contains_the_moving_average(tracker, tmp_path, capsys) -> None:
+    data = {"a": A, "b": B}
+    evaluate_heldout(FakeEngine(), EvaluationData(data, data, has_ema=True), tracker, 7)
+    (row,) = events(tmp_path)
+    assert row["loss"] == {"a": 3, "b": 6, "mean": 4.5}
+    assert row["ema"]["loss"] == {"a": 1.5, "b": 3, "mean": 2.25}
+    bits = row["ema"]["bits_per_byte"]["mean"]
+    assert f"; moving average of the weights {bits:.3f}" in capsys.readouterr().out
+    scalars = extract_event_scalars(row)
+    assert (scalars["eval/mean/loss"], scalars["eval_ema/mean/loss"]) == (4.5, 2.25)
+    assert scalars["eval_ema/a/bits_per_byte"] == scalars["eval/a/bits_per_byte"] / 2
+    summary = compute_summary_metrics([], [row])
+    assert summary["heldout_ema_bits_per_byte"] == bits
+
+
+def test_an_average_takes_the_place_of_the_weights(tracker, tmp_path) -> None:
+    data = {"a": A, "b": B}
+    evaluate_heldout(FakeEngine(), EvaluationData(data, data, uses_average=True), tracker, 7)
+    (row,) = events(tmp_path)
+    assert row["loss"] == {"a": 1.5, "b": 3, "mean": 2.25}
+    assert "ema" not in row
 
 
 def test_the_last_evaluation_has_more_text_and_warns_of_worse_sources(
