@@ -17,6 +17,7 @@ from hlat.checkpoint import (
     checkpoint_directory,
     checkpoint_lookup,
     checkpoint_store,
+    evaluated_weights,
     safetensors_file,
 )
 from hlat.checkpoint.checkpoint_manifest import MANIFEST_FILE, CheckpointManifest, TensorRecord
@@ -106,6 +107,11 @@ def load_weighted_checkpoint(
         state = TrainingState.from_json(contents)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
+    if evaluated_weights.find_weights_key(state, path) != evaluated_weights.WEIGHTS:
+        raise ConfigError(
+            f"{path} has an average of the weights of all steps, as its optimizer evaluates one; "
+            "export or evaluate it without hlat average"
+        )
     sha256 = durable_files.hash_file(path / MANIFEST_FILE).sha256
     return WeightedCheckpoint(path, weight, sha256, weights, state)
 

@@ -16,6 +16,7 @@ from hlat.config.run import Config
 from hlat.config.schedule import ScheduleSpec
 from hlat.model.decoder_spec import find_conflicts, list_parameter_specs
 from hlat.model.families import FAMILY_NAMES
+from hlat.optim.optimizer_spec import EMA, find_average, get_optimizer_spec
 
 
 def validate_steps(config: Config) -> Iterator[str]:
@@ -111,6 +112,21 @@ def validate_components(config: Config) -> Iterator[str]:
     yield from find_conflicts(config.model)
     if config.model.family not in FAMILY_NAMES:
         yield f"model.family={config.model.family} is unknown; use {', '.join(FAMILY_NAMES)}"
+
+
+def validate_optimizer(config: Config) -> Iterator[str]:
+    """Require settings that the optimizer supports, and one average of the weights."""
+    settings = config.optimizer
+    if settings.name not in {one.kind for one in list_components("optimizer")}:
+        return  # validate_components reports it
+    optimizer = get_optimizer_spec(settings.name)
+    yield from optimizer.find_conflicts(config)
+    average = find_average(settings)
+    if settings.ema_decay is not None and average is not EMA:
+        yield (
+            f"optimizer.ema_decay={settings.ema_decay} is a second average of the weights, as "
+            f"optimizer.name={settings.name} averages them; use optimizer.ema_decay=null"
+        )
 
 
 def validate_metrics(config: Config) -> Iterator[str]:
@@ -274,6 +290,7 @@ VALIDATORS: tuple[Callable[[Config], Iterable[str]], ...] = (
     validate_stage_lr,
     validate_recovery,
     validate_components,
+    validate_optimizer,
     validate_metrics,
     validate_attention_heads,
     validate_lr_by_role,

@@ -8,6 +8,7 @@ from hlat.optim import adamw_spec
 from hlat.optim import lion_spec as lion_spec  # registers its specification
 from hlat.optim.muon_spec import MuonConfig
 from hlat.optim.normuon_spec import NorMuonConfig
+from hlat.optim.schedule_free_spec import ScheduleFreeConfig
 from hlat.optim.soap_spec import SoapConfig
 
 RENAMED_PRESETS = {name: f"adamw_{name}" for name in ("tiny", "small", "1b", "hlat_7b", "hlat_70b")}
@@ -43,7 +44,7 @@ class OptimizerConfig:
     """Optimizer; the default values are those of HLAT's AdamW (paper, section III-A)."""
 
     name: str = adamw_spec.NAME
-    """Update rule: adamw, lion, muon, normuon, soap, or one of an extension."""
+    """Update rule: adamw, lion, muon, normuon, schedule_free, soap, or one of an extension."""
     lr: float = bounded(above=0, below=float("inf"))
     """Peak learning rate."""
     lr_by_role: RoleLearningRates = field(default_factory=RoleLearningRates)
@@ -67,5 +68,7 @@ class OptimizerConfig:
     """Settings of optimizer.name=muon."""
     normuon: NorMuonConfig = field(default_factory=NorMuonConfig)
     """Settings of optimizer.name=normuon."""
+    schedule_free: ScheduleFreeConfig = field(default_factory=ScheduleFreeConfig)
+    """Settings of optimizer.name=schedule_free."""
     soap: SoapConfig = field(default_factory=SoapConfig)
     """Settings of optimizer.name=soap."""

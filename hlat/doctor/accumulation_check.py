@@ -56,10 +56,15 @@ class _SmallGradients:
 
 def check_accumulation(harness: EngineHarness) -> Iterator[CheckResult]:
     """Check the sums over micro batches: their number, dtype and rounding."""
-    config = harness.config
     if not harness.can_rebuild:
         yield skip_check("accumulation", "engine=nxd builds one model per process")
         return
+    with harness.with_gradient_source() as other:
+        yield from _check_accumulation(other)
+
+
+def _check_accumulation(harness: EngineHarness) -> Iterator[CheckResult]:
+    config = harness.config
     gradients = [_compute_gradients(harness, size) for size in (2, 1)]
     small = _SmallGradients()
     if config.precision.compute_dtype is Dtype.bf16 and not is_extended(config.model, "model.norm"):

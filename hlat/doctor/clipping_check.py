@@ -79,7 +79,9 @@ def _find_cause(config: Config, clip_factor: float, factors: list[float]) -> tup
     tolerance = tolerances.compute_gradient_tolerance(config) + 1e-3
     causes = {1 / clip_factor: (["optimizer.grad_clip"], "they are not clipped")}
     optimizer = get_optimizer_spec(config.optimizer.name)
-    source, expected = optimizer.get_gradient_source(config.optimizer, ParameterRole.matrix)
+    gradient_source = optimizer.get_gradient_source(config.optimizer, ParameterRole.matrix)
+    assert gradient_source is not None
+    source, expected = gradient_source
     decays = {one.name: one.decay for one in optimizer.list_state_tensors(ParameterRole.matrix)}
     right = decays.pop(source)
     assert right is not None

@@ -11,6 +11,7 @@ import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,14 @@ from hlat.distributed.state_shard import StateShard
 from hlat.doctor.reference_model import DocumentMasks
 from hlat.engine.engine_factory import create_engine
 from hlat.engine.interface import Engine, StepMetrics
+from hlat.engine.state_shards import copy_weights
 from hlat.model.decoder_spec import list_parameter_specs
 from hlat.model.parameter_spec import Initialization, ParameterRole, ParameterSpec
 from hlat.optim.optimizer_spec import (
     StateTensor,
     compute_saved_shapes,
     get_optimizer_spec,
+    list_weight_copies,
 )
 from hlat.precision.torch_dtypes import TORCH_DTYPES
 
@@ -97,6 +100,20 @@ class EngineHarness:
         finally:
             harness.engine.close()
 
+    @contextmanager
+    def with_gradient_source(self) -> "Iterator[EngineHarness]":
+        """Build an engine, if necessary, whose optimizer state has multiples of the gradients.
+
+        It has the default optimizer, since gradients do not depend on the optimizer.
+        """
+        settings = self.config.optimizer
+        if self.optimizer.get_gradient_source(settings, ParameterRole.matrix) is not None:
+            yield self
+            return
+        optimizer = replace(settings, name=type(settings)().name)
+        with self.with_config(replace(self.config, optimizer=optimizer)) as other:
+            yield other
+
     def train_step(self, tokens: NDArray[np.int32], learning_rate: float) -> StepMetrics:
         """Run one step on a global batch, of which this rank uses its data-parallel shard.
 
@@ -129,10 +146,11 @@ class EngineHarness:
 
     def gather_gradients(self) -> FullTensors:
         """Return the gradients of an update from a zero optimizer state, clipped, on rank 0."""
-        sources = {
-            name: self.optimizer.get_gradient_source(self.config.optimizer, spec.role)
-            for name, spec in self.parameters.items()
-        }
+        sources = dict[str, tuple[str, float]]()
+        for name, spec in self.parameters.items():
+            source = self.optimizer.get_gradient_source(self.config.optimizer, spec.role)
+            assert source is not None, "use with_gradient_source"
+            sources[name] = source
         states = {key: self.gather_full_tensors(key) for key, _ in dict.fromkeys(sources.values())}
         if not self.is_rank0:
             return {}
@@ -152,10 +170,12 @@ class EngineHarness:
         return self.engine.read_metrics(self.engine.eval_step(sequences)).loss
 
     def load_random_weights(self) -> FullTensors:
-        """Load `sample_weights` with a zero optimizer state; return the weights."""
+        """Load `sample_weights` with an initial optimizer state; return the weights."""
         weights = sample_weights(self.config)
         self.load_weights(weights)
         self.set_optimizer_state()
+        copies = list_weight_copies(self.config.optimizer, self.parameters.values())
+        copy_weights(self.engine.state_shards(), copies)
         return weights
 
     @torch.no_grad()

@@ -36,6 +36,11 @@ from hlat.recovery.preflight_checks import format_first
 
 def check_gradients(harness: EngineHarness) -> Iterator[CheckResult]:
     """Check loss and gradients of a step against the reference with the same weights."""
+    with harness.with_gradient_source() as other:
+        yield from _check_gradients(other)
+
+
+def _check_gradients(harness: EngineHarness) -> Iterator[CheckResult]:
     config = harness.config
     weights, tokens = harness.load_random_weights(), sample_batch(config)
     metrics, gradients = harness.step_with_gradients(tokens)

@@ -168,7 +168,7 @@ def _find_causes_within_tp(
 def find_wrong_names(harness: EngineHarness, config: Config) -> set[str]:
     """Return on all ranks the names of gradients that are wrong with another configuration."""
     tokens = sample_batch(config)
-    with harness.with_config(config) as other:
+    with harness.with_config(config) as built, built.with_gradient_source() as other:
         weights = other.load_random_weights()
         _, gradients = other.step_with_gradients(tokens)
 

@@ -160,14 +160,24 @@ def _step_with_gradients(
     values = {key: value for state in initial.values() for key, value in state.items()}
     harness.set_optimizer_state(num_updates, **values)
     harness.train_step(sample_batch(config, 5), learning_rate)
-    after, gradients = harness.gather_state(), harness.gather_gradients()
+    after, gradients = harness.gather_state(), _measure_gradients(harness, weights)
     before = {}
     for name in gradients:
         state, shapes = initial[harness.parameters[name].role], harness.compute_state_shapes(name)
-        tensors = {key: np.full(shape, state[key]) for key, shape in shapes.items()}
+        tensors = {key: np.full(shape, state.get(key, 0.0)) for key, shape in shapes.items()}
         tensors["weights"] = weights[name].astype(np.float64)
         before[name] = ReferenceState(tensors, num_updates)
     return _compare_updates(harness, update, before, gradients, after, learning_rate)
+
+
+def _measure_gradients(harness: EngineHarness, weights: FullTensors) -> FullTensors:
+    """Return the clipped gradients of the step that the harness has run from these weights."""
+    with harness.with_gradient_source() as other:
+        if other is not harness:
+            other.load_weights(weights)
+            other.set_optimizer_state()
+            other.train_step(sample_batch(harness.config, 5), 0.0)
+        return other.gather_gradients()
 
 
 def _step_from_random_state(harness: EngineHarness, update: ParameterUpdate) -> list[_Error]:
@@ -199,8 +209,9 @@ def _step_from_random_state(harness: EngineHarness, update: ParameterUpdate) -> 
     }
     errors = _compare_updates(harness, update, states, gradients, after, _LEARNING_RATE)
     # Average and gradient cancel in some elements of the average
-    source, _ = optimizer.get_gradient_source(config.optimizer, ParameterRole.matrix)
-    return [error for error in errors if not error.part.endswith(f" {source}")]
+    source = optimizer.get_gradient_source(config.optimizer, ParameterRole.matrix)
+    assert source is not None
+    return [error for error in errors if not error.part.endswith(f" {source[0]}")]
 
 
 def _step_without_gradients(harness: EngineHarness, update: ParameterUpdate) -> list[_Error]:
@@ -291,7 +302,7 @@ def _compare_states(
         chance = 4 * np.sqrt((spacing**2).sum() / square / gap.size) / learning_rate
         value = float(abs(slope) / (settings.weight_decay / 4 + chance))
         yield _Error(f"{name} weight decay", value, count)
-    source, _ = harness.optimizer.get_gradient_source(settings, role)
+    source = harness.optimizer.get_gradient_source(settings, role)
     state = {one.name: one for one in compute_saved_shapes(settings, role, gap.shape)}
     for key, tensor in expected.tensors.items():
         if key == "weights":
@@ -300,7 +311,9 @@ def _compare_states(
             arguments = before, expected, after[key][name], gap, learning_rate
             error = _compute_copy_error(config, state[key], *arguments)
         else:
-            is_product = not harness.optimizer.is_elementwise(role) and key != source
+            is_product = not harness.optimizer.is_elementwise(role) and (
+                source is None or key != source[0]
+            )
             error = _compute_state_error(config, after[key][name], tensor, is_product)
         yield _Error(f"{name} {key}", error, count)
     yield _Error(f"{name} updates", float(abs(after["updates"][name] - count) * 2), count)
@@ -373,12 +386,12 @@ def _train_fp64_reference(
         name: torch.from_numpy(weight).double().requires_grad_()
         for name, weight in sample_weights(config).items()
     }
-    optimizer = get_optimizer_spec(config.optimizer.name)
     tensors = {"weights": {name: weight.detach().numpy() for name, weight in weights.items()}}
     for spec in list_parameter_specs(config.model):
-        shapes = optimizer.compute_state_shapes(config.optimizer, spec.role, spec.shape)
-        for key, shape in shapes.items():
-            tensors.setdefault(key, {})[spec.name] = np.zeros(shape)
+        shapes = compute_saved_shapes(config.optimizer, spec.role, spec.shape)
+        for tensor, shape in shapes.items():
+            initial = tensors["weights"][spec.name] if tensor.is_weights else np.zeros(shape)
+            tensors.setdefault(tensor.name, {})[spec.name] = initial
     states = build_states(tensors, 0)
     norms = []
     for seed in range(_NUM_STEPS):

@@ -22,7 +22,7 @@ from hlat.doctor.engine_harness import (
 )
 from hlat.doctor.reference_optimizer import Array, ReferenceState, find_reference_update
 from hlat.doctor.reference_parametrization import adapt_update, compute_init_std
-from hlat.model.parameter_spec import Initialization
+from hlat.model.parameter_spec import Initialization, ParameterRole
 
 EPS = 1e-3
 """eps of the probe, of the size of the gradients, so that an update depends on it."""
@@ -93,10 +93,14 @@ def _find_wrong_multiplier(harness: EngineHarness) -> Iterator[tuple[str, str]]:
 
 
 def _find_wrong_updates(harness: EngineHarness) -> Iterator[tuple[str, str]]:
-    """Yield the rate, decay and eps of each role that differ from the rules in one update."""
+    """Yield the rate, decay and eps of each role that differ from the rules in one update.
+
+    Optimizers without a reference, or without a multiple of the gradient in their state, have none.
+    """
     config, weights = harness.config, sample_weights(harness.config)
     reference = find_reference_update(config.optimizer)
-    if reference is None:
+    source = harness.optimizer.get_gradient_source(config.optimizer, ParameterRole.matrix)
+    if reference is None or source is None:
         return
     harness.load_weights(weights)
     num_updates = harness.optimizer.num_initial_updates

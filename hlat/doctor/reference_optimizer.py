@@ -203,11 +203,34 @@ def update_lion(
     return ReferenceState(tensors, state.updates + 1)
 
 
+def update_schedule_free(
+    settings: OptimizerConfig, state: ReferenceState, gradient: Array | float, learning_rate: float
+) -> ReferenceState:
+    """Return the state after one update of schedule-free AdamW (arXiv 2405.15682, algorithm 1).
+
+    The weights are y. An update has the weight of its squared learning rate in the average x.
+    """
+    tensors, count = state.tensors, state.updates + 1
+    beta1, beta2 = settings.beta1, settings.beta2
+    exp_avg_sq = beta2 * tensors["exp_avg_sq"] + (1 - beta2) * np.square(gradient)
+    root = np.sqrt(exp_avg_sq / (1 - beta2**count))
+    is_decayed = settings.decay_norms or state.weights.ndim > 1
+    decay = settings.weight_decay * is_decayed * state.weights
+    z = tensors["z"] - learning_rate * (gradient / (root + settings.eps) + decay)
+    warmup = settings.schedule_free.warmup_steps
+    rates = np.minimum(np.arange(1, count + 1), warmup) / warmup if warmup else np.ones(count)
+    share = rates[-1] ** 2 / np.square(rates).sum()
+    x = (1 - share) * tensors["x"] + share * z
+    weights = (1 - beta1) * z + beta1 * x
+    return ReferenceState({"weights": weights, "exp_avg_sq": exp_avg_sq, "z": z, "x": x}, count)
+
+
 _UPDATES: dict[str, ReferenceUpdate] = {
     "adamw": update_adamw,
     "lion": update_lion,
     "muon": update_muon,
     "normuon": update_normuon,
+    "schedule_free": update_schedule_free,
     "soap": update_soap,
 }
 """Updates by optimizer.name."""

@@ -15,6 +15,8 @@ from hlat.config.run import Config
 from hlat.doctor.check_result import CheckResult, FaultLocation, build_result, skip_check
 from hlat.doctor.engine_harness import (
     EngineHarness,
+    FullTensors,
+    StateTensors,
     remove_gradients,
     sample_batch,
     sample_optimizer_state,
@@ -56,18 +58,18 @@ States = list[dict[str, ReferenceState]]
 def check_rounding(harness: EngineHarness) -> Iterator[CheckResult]:
     """Check the fraction of small updates that is applied, drift, and independence of rounding."""
     config, tokens = harness.config, sample_batch(harness.config)
-    settings, decay = config.optimizer, _get_gradient_decay(config)
+    settings, decay = config.optimizer, _find_gradient_decay(config)
     reference = find_reference_update(settings) or build_reference_update(config)
     if reference is None:
         yield skip_check("rounding", format_missing_reference(config.optimizer))
         return
-    if attrgetter(decay)(config.optimizer) == config.optimizer.weight_decay == 0:
-        reason = f"optimizer.{decay} and optimizer.weight_decay are 0"
+    if (decay is None or attrgetter(decay)(settings) == 0) and settings.weight_decay == 0:
+        reason = f"optimizer.{decay or 'weight_decay'} and optimizer.weight_decay are 0"
         yield skip_check("rounding", f"a step without gradients changes no weight: {reason}")
         return
     update = adapt_update(config, reference)
     before = {"weights": remove_gradients(config, sample_weights(config))}
-    before |= sample_optimizer_state(config)
+    before |= sample_optimizer_state(config) | _sample_copies(config, before["weights"])
     exact: States = []
     stored: States = []
     for step in range(_NUM_STEPS if _has_stochastic_rounding(config) else 1):
@@ -83,12 +85,30 @@ def check_rounding(harness: EngineHarness) -> Iterator[CheckResult]:
         yield _build_result(config, build_states(before, 0), exact, stored)
 
 
-def _get_gradient_decay(config: Config) -> str:
-    """Return the setting that is the decay of the averaged gradient."""
+def _find_gradient_decay(config: Config) -> str | None:
+    """Return the setting that is the decay of the averaged gradient; None: there is no average."""
     optimizer = get_optimizer_spec(config.optimizer.name)
-    source, _ = optimizer.get_gradient_source(config.optimizer, ParameterRole.matrix)
+    source = optimizer.get_gradient_source(config.optimizer, ParameterRole.matrix)
     tensors = optimizer.list_state_tensors(ParameterRole.matrix)
-    return next(tensor.decay for tensor in tensors if tensor.name == source and tensor.decay)
+    return next(
+        (one.decay for one in tensors if source is not None and one.name == source[0]), None
+    )
+
+
+def _sample_copies(config: Config, weights: FullTensors) -> StateTensors:
+    """Return state tensors near the weights, so that updates of the weights are small."""
+    generator = np.random.default_rng(config.run.seed)
+    tensors = get_optimizer_spec(config.optimizer.name).list_state_tensors(ParameterRole.matrix)
+    return {
+        tensor.name: {
+            name: values
+            + np.float32(_LEARNING_RATE * (tensor.dtype is Dtype.fp32))
+            * generator.standard_normal(values.shape, np.float32)
+            for name, values in weights.items()
+        }
+        for tensor in tensors
+        if tensor.is_weights
+    }
 
 
 def _has_stochastic_rounding(config: Config) -> bool:

@@ -21,7 +21,8 @@ class LowPrecisionOptimizer(torch.optim.Optimizer):
     """Optimizer for fp32 or bf16 tensors, with gradients in either dtype.
 
     Args:
-        param_groups: Parameter groups; the state has the dtype of the parameters.
+        param_groups: Parameter groups; the state has the dtype of the parameters, or after these
+            tensors fp32.
         rule: Update rule, applied to chunks of rows.
         lr: Learning rate until `param_groups` have another one.
         get_random_bits: Returns the random bits that round a bf16 parameter and its state in the
@@ -63,15 +64,17 @@ class LowPrecisionOptimizer(torch.optim.Optimizer):
         self, param: Tensor, gradient: Tensor, lr: float | Tensor, group: dict[str, Any]
     ) -> None:
         state, is_bf16 = self.state[param], param.dtype != torch.float32
+        num_narrow = 1 + sum(state[name].dtype == param.dtype for name in group["state_names"])
         random_bits = None
         if is_bf16 and self._get_random_bits is not None:
-            random_bits = self._get_random_bits(param, 1 + len(group["state_names"]))
+            random_bits = self._get_random_bits(param, num_narrow)
         state["step"] += 1
         if self.found_inf is not None:
             state["step"] -= self.found_inf
         tensors = (gradient, param, *(state[name] for name in group["state_names"]))
         for rows, (grad_rows, *stored) in self._rounder.iter_chunks(*tensors):
-            values = self._to_fp32("gradient", [grad_rows]) + self._to_fp32("state", stored)
+            narrow, wide = stored[:num_narrow], stored[num_narrow:]
+            values = self._to_fp32("gradient", [grad_rows]) + self._to_fp32("state", narrow) + wide
             if isinstance(lr, Tensor):
                 updated = self._rule.compute(values, state["step"], lr, group)
                 store_update(values[1:], updated, self.found_inf)
@@ -79,9 +82,9 @@ class LowPrecisionOptimizer(torch.optim.Optimizer):
                 assert self._fused is not None
                 self._fused.update_(values, state["step"], lr, group, self.found_inf)
             if random_bits is not None:
-                self._rounder.round_(self._get_scratch_buffer("state", stored), random_bits, rows)
+                self._rounder.round_(self._get_scratch_buffer("state", narrow), random_bits, rows)
             if is_bf16:
-                torch._foreach_copy_(stored, values[1:])
+                torch._foreach_copy_(narrow, values[1 : 1 + num_narrow])
 
     def _to_fp32(self, slot: str, tensors: list[Tensor]) -> list[Tensor]:
         """Return tensors of one dtype unchanged if it is fp32, else fp32 copies."""

@@ -14,11 +14,13 @@ from hlat.optim import adamw as adamw  # registers its update rule
 from hlat.optim import lion as lion
 from hlat.optim import muon as muon
 from hlat.optim import normuon as normuon
+from hlat.optim import schedule_free as schedule_free
 from hlat.optim import soap as soap
 from hlat.optim.capturable_optimizer import CapturableOptimizer
 from hlat.optim.optimizer_spec import get_optimizer_spec
 from hlat.optim.parametrization import compute_update_settings
 from hlat.optim.update_rule import ParamGroups, UpdateRule, init_state
+from hlat.precision.torch_dtypes import TORCH_DTYPES
 
 
 def get_update_rule(settings: OptimizerConfig) -> UpdateRule:
@@ -34,7 +36,8 @@ def build_param_groups(
 ) -> list[dict[str, Any]]:
     """Return a parameter group per combination of settings, given parameters with their roles.
 
-    Groups have the settings of the update rule, `state_names`, `is_elementwise` and `lr_factor`.
+    Groups have the settings of the update rule, `state_names`, `state_dtypes`, `is_elementwise` and
+    `lr_factor`.
     The parametrization is that of `model`; None: standard.
     """
     groups = list[dict[str, Any]]()
@@ -59,6 +62,11 @@ def build_group_settings(
         "lr_factor": update.lr_factor,
         "weight_decay": update.weight_decay,
         "state_names": [tensor.name for tensor in spec.list_state_tensors(role)],
+        "state_dtypes": {
+            tensor.name: TORCH_DTYPES[tensor.dtype]
+            for tensor in spec.list_state_tensors(role)
+            if tensor.dtype is not None
+        },
         "is_elementwise": spec.is_elementwise(role),
         **hyperparameters,
         **({"eps": update.eps} if "eps" in hyperparameters else {}),

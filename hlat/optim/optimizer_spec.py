@@ -17,6 +17,7 @@ from hlat.model.parameter_spec import ModuleParameter, ParameterRole, ParameterS
 
 if TYPE_CHECKING:
     from hlat.config.optimizer import OptimizerConfig
+    from hlat.config.run import Config
 
 
 @dataclass(frozen=True)
@@ -146,14 +147,18 @@ class OptimizerSpec(Protocol):
         """Return the dtype of the update of a whole matrix."""
         return Dtype.fp32
 
+    def find_conflicts(self, config: Config) -> Iterable[str]:
+        """Return an error message for each setting of a run that the optimizer does not support."""
+        return ()
+
     @abstractmethod
     def get_gradient_source(
         self, settings: OptimizerConfig, role: ParameterRole
-    ) -> tuple[str, float]:
+    ) -> tuple[str, float] | None:
         """Return the state tensor that is a multiple of the gradient after an update from zero.
 
         The update follows `num_initial_updates`. The second value is the factor. The doctor derives
-        gradients from checkpoints with it.
+        gradients from checkpoints with it, and from those of the default optimizer if it is None.
         """
 
 

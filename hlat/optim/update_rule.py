@@ -51,10 +51,14 @@ class UpdateRule:
 def init_state(optimizer: torch.optim.Optimizer, step_dtype: torch.dtype = torch.float32) -> None:
     """Set the state of all parameters to zero: the tensors of their group, and `step`, a scalar."""
     for group in optimizer.param_groups:
+        dtypes = group["state_dtypes"]
         for param in group["params"]:
             optimizer.state[param] = {
                 "step": torch.zeros((), dtype=step_dtype, device=param.device),
-                **{name: torch.zeros_like(param) for name in group["state_names"]},
+                **{
+                    name: torch.zeros_like(param, dtype=dtypes.get(name))
+                    for name in group["state_names"]
+                },
             }
 
 

@@ -90,6 +90,7 @@ OPTIMIZERS = {
     "muon": [],
     "normuon": [],
     "soap": ["optimizer.soap.precondition_frequency=2"],
+    "schedule_free": ["optimizer=schedule_free", "schedule=constant"],
 }
 
 
@@ -103,7 +104,12 @@ def every_optimizer(*default: str):
     return pytest.mark.parametrize(("name", "recipe"), cases)
 
 
-FAST = [*(f"muon-{recipe}" for recipe in RECIPES), "normuon-bf16_sr", "soap-bf16_sr"]
+FAST = [
+    *(f"muon-{recipe}" for recipe in RECIPES),
+    "normuon-bf16_sr",
+    "soap-bf16_sr",
+    "schedule_free-bf16_sr",
+]
 
 
 def count_bytes(tensors: dict[str, torch.Tensor], *omitted: str) -> int:
@@ -151,7 +157,7 @@ def test_a_skipped_first_step_changes_no_bit(compose, small, name: str) -> None:
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-@every_optimizer("soap-fp32")
+@every_optimizer("soap-fp32", "schedule_free-fp32")
 def test_every_step_can_be_resumed_bit_for_bit(compose, small, name: str, recipe: str) -> None:
     config = configure_optimizer(compose, small, name, recipe)
     engine, batches = build(config), make_batches(config)

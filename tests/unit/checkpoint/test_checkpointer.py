@@ -80,3 +80,26 @@ def test_no_checkpoint_is_removed_without_a_valid_one(write, tmp_path: Path) -> 
         (tmp_path / f"checkpoints/step_000000{step}/COMMITTED").write_text("")
     assert write(40, first_bad_step=25).path is None
     assert names(tmp_path) == [10, 20, 30]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ([], 1.0),
+        (["optimizer.ema_decay=0.9"], 1.0),
+        (["optimizer=schedule_free", "schedule=constant"], 3.0),
+    ],
+)
+def test_a_milestone_has_the_weights_that_are_evaluated(
+    compose, tmp_path: Path, overrides: list[str], expected: float
+) -> None:
+    engine = SimpleNamespace(parallel_state=SimpleNamespace(background_group=SingleRankGroup()))
+    config = resolve_config(compose("checkpoint.asynchronous=false", *overrides))
+    checkpointer = Checkpointer(config, tmp_path, engine, Mock(), Mock(), Mock())
+    keys = ("weights", "z", "x", "ema")
+    shards = [
+        StateShard(f"{key}/w", (3,), (0,), (3,), torch.full((3,), float(value)))
+        for value, key in enumerate(keys, 1)
+    ]
+    (shard,) = checkpointer._select_weights(shards)
+    assert (shard.name, shard.tensor.tolist()) == ("weights/w", [expected] * 3)

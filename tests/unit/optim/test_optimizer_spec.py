@@ -11,15 +11,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hlat.config import components
 from hlat.model.parameter_spec import ParameterRole
-from hlat.optim import lion
+from hlat.optim import lion, schedule_free
 from hlat.optim.adamw import compute_adamw_update
 from hlat.optim.adamw_spec import AdamWSpec
 from hlat.optim.lion_spec import LionSpec
 from hlat.optim.optimizer_spec import OptimizerSpec, StateTensor
+from hlat.optim.schedule_free_spec import ScheduleFreeSpec
 from tests.conftest import REPOSITORY
 
 NUMEL = 1000
-FLOPS_PER_ELEMENT = {torch.ops.aten.lerp.Scalar: 3}
+FLOPS_PER_ELEMENT = {torch.ops.aten.lerp.Scalar: 3, torch.ops.aten.lerp.Tensor: 3}
 """FLOPs of operators that are not one operation."""
 
 
@@ -39,7 +40,7 @@ class CountFlops(TorchDispatchMode):
 
 def count_flops(compute_update: Callable[..., list[Tensor]], spec: OptimizerSpec) -> int:
     """Count the FLOPs of an update per element of a matrix."""
-    group = {"betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
+    group = {"betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1, "warmup_steps": 10}
     num_values = 2 + len(spec.list_state_tensors(ParameterRole.matrix))
     values = [torch.ones(NUMEL) for _ in range(num_values)]
     with CountFlops() as counter:
@@ -55,6 +56,12 @@ def test_adamw_has_the_flops_of_its_update_rule() -> None:
 def test_lion_has_the_flops_of_its_update_rule() -> None:
     spec = LionSpec()
     assert spec.get_update_flops(ParameterRole.matrix) == count_flops(lion.compute_update, spec)
+
+
+def test_schedule_free_has_the_flops_of_its_update_rule() -> None:
+    spec = ScheduleFreeSpec()
+    flops = count_flops(schedule_free.compute_update, spec)
+    assert spec.get_update_flops(ParameterRole.matrix) == flops
 
 
 def test_an_extension_has_the_flops_of_its_update_rule(monkeypatch: pytest.MonkeyPatch) -> None:
