@@ -6,6 +6,7 @@ from typing import Any
 from hlat.config.bounds import bounded
 from hlat.optim import adamw_spec
 from hlat.optim import lion_spec as lion_spec  # registers its specification
+from hlat.optim.ademamix_spec import AdEMAMixConfig
 from hlat.optim.muon_spec import MuonConfig
 from hlat.optim.normuon_spec import NorMuonConfig
 from hlat.optim.schedule_free_spec import ScheduleFreeConfig
@@ -44,7 +45,8 @@ class OptimizerConfig:
     """Optimizer; the default values are those of HLAT's AdamW (paper, section III-A)."""
 
     name: str = adamw_spec.NAME
-    """Update rule: adamw, lion, muon, normuon, schedule_free, soap, or one of an extension."""
+    """Update rule: adamw, ademamix, lion, muon, normuon, schedule_free, soap, or one of an
+    extension."""
     lr: float = bounded(above=0, below=float("inf"))
     """Peak learning rate."""
     lr_by_role: RoleLearningRates = field(default_factory=RoleLearningRates)
@@ -64,6 +66,8 @@ class OptimizerConfig:
     ema_decay: float | None = bounded(None, min=0, below=1)
     """Decay of an exponential moving average of the weights in each step, for example 0.999. It is
     evaluated besides the weights; null: no average."""
+    ademamix: AdEMAMixConfig = field(default_factory=AdEMAMixConfig)
+    """Settings of optimizer.name=ademamix."""
     muon: MuonConfig = field(default_factory=MuonConfig)
     """Settings of optimizer.name=muon."""
     normuon: NorMuonConfig = field(default_factory=NorMuonConfig)

@@ -225,8 +225,32 @@ def update_schedule_free(
     return ReferenceState({"weights": weights, "exp_avg_sq": exp_avg_sq, "z": z, "x": x}, count)
 
 
+def update_ademamix(
+    settings: OptimizerConfig, state: ReferenceState, gradient: Array | float, learning_rate: float
+) -> ReferenceState:
+    """Return the state after one update of AdEMAMix (arXiv 2409.03137, algorithm 1)."""
+    own, beta1, beta2 = settings.ademamix, settings.beta1, settings.beta2
+    tensors, count = state.tensors, state.updates + 1
+    progress = min(1.0, count / own.warmup_steps) if own.warmup_steps else 1.0
+    beta3 = own.beta3
+    if progress < 1:
+        logs = np.log(beta1), np.log(own.beta3)
+        beta3 = np.exp(logs[0] * logs[1] / ((1 - progress) * logs[1] + progress * logs[0]))
+    exp_avg = beta1 * tensors["exp_avg"] + (1 - beta1) * gradient
+    exp_avg_sq = beta2 * tensors["exp_avg_sq"] + (1 - beta2) * np.square(gradient)
+    slow = beta3 * tensors["exp_avg_slow"] + (1 - beta3) * gradient
+    root = np.sqrt(exp_avg_sq / (1 - beta2**count))
+    step = (exp_avg / (1 - beta1**count) + progress * own.alpha * slow) / (root + settings.eps)
+    is_decayed = settings.decay_norms or state.weights.ndim > 1
+    decay = settings.weight_decay * is_decayed * state.weights
+    moments = {"exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq, "exp_avg_slow": slow}
+    weights = state.weights - learning_rate * (step + decay)
+    return ReferenceState({"weights": weights, **moments}, count)
+
+
 _UPDATES: dict[str, ReferenceUpdate] = {
     "adamw": update_adamw,
+    "ademamix": update_ademamix,
     "lion": update_lion,
     "muon": update_muon,
     "normuon": update_normuon,

@@ -11,6 +11,7 @@ from hlat.config.model import ModelConfig
 from hlat.config.optimizer import OptimizerConfig
 from hlat.model.parameter_spec import ParameterRole
 from hlat.optim import adamw as adamw  # registers its update rule
+from hlat.optim import ademamix as ademamix
 from hlat.optim import lion as lion
 from hlat.optim import muon as muon
 from hlat.optim import normuon as normuon

@@ -90,6 +90,7 @@ OPTIMIZERS = {
     "muon": [],
     "normuon": [],
     "soap": ["optimizer.soap.precondition_frequency=2"],
+    "ademamix": ["optimizer=ademamix"],
     "schedule_free": ["optimizer=schedule_free", "schedule=constant"],
 }
 
@@ -109,6 +110,7 @@ FAST = [
     "normuon-bf16_sr",
     "soap-bf16_sr",
     "schedule_free-bf16_sr",
+    "ademamix-bf16_sr",
 ]
 
 

@@ -11,9 +11,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hlat.config import components
 from hlat.model.parameter_spec import ParameterRole
-from hlat.optim import lion, schedule_free
+from hlat.optim import ademamix, lion, schedule_free
 from hlat.optim.adamw import compute_adamw_update
 from hlat.optim.adamw_spec import AdamWSpec
+from hlat.optim.ademamix_spec import AdEMAMixSpec
 from hlat.optim.lion_spec import LionSpec
 from hlat.optim.optimizer_spec import OptimizerSpec, StateTensor
 from hlat.optim.schedule_free_spec import ScheduleFreeSpec
@@ -41,6 +42,7 @@ class CountFlops(TorchDispatchMode):
 def count_flops(compute_update: Callable[..., list[Tensor]], spec: OptimizerSpec) -> int:
     """Count the FLOPs of an update per element of a matrix."""
     group = {"betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1, "warmup_steps": 10}
+    group |= {"alpha": 8.0, "beta3": 0.999}
     num_values = 2 + len(spec.list_state_tensors(ParameterRole.matrix))
     values = [torch.ones(NUMEL) for _ in range(num_values)]
     with CountFlops() as counter:
@@ -56,6 +58,11 @@ def test_adamw_has_the_flops_of_its_update_rule() -> None:
 def test_lion_has_the_flops_of_its_update_rule() -> None:
     spec = LionSpec()
     assert spec.get_update_flops(ParameterRole.matrix) == count_flops(lion.compute_update, spec)
+
+
+def test_ademamix_has_the_flops_of_its_update_rule() -> None:
+    spec = AdEMAMixSpec()
+    assert spec.get_update_flops(ParameterRole.matrix) == count_flops(ademamix.compute_update, spec)
 
 
 def test_schedule_free_has_the_flops_of_its_update_rule() -> None:
