@@ -79,6 +79,7 @@ class PipelineStageShard:
             for role, numel in self.numels_by_role
             if optimizer.is_elementwise(role)
         )
+        elementwise += self.count_averaged(config, mesh) * get_itemsize(EMA.get_dtype(precision))
         if all(optimizer.is_elementwise(role) for role in ParameterRole):
             return elementwise
         matrices = sum(
@@ -87,8 +88,7 @@ class PipelineStageShard:
             if not optimizer.is_elementwise(spec.role)
         )
         share = self.num_layers / config.model.num_layers / (mesh.dp * mesh.tp)
-        average = self.count_averaged(config, mesh) * get_itemsize(EMA.get_dtype(precision))
-        return elementwise + matrices * share + average
+        return elementwise + matrices * share
 
 
 def build_stage_shards(model: ModelConfig, mesh: ParallelDegrees) -> list[PipelineStageShard]:
