@@ -62,9 +62,10 @@ def _update_moments(
 
 
 def compute_eigenbasis(gram: Tensor) -> Tensor:
-    """Return the eigenvectors in columns, by falling eigenvalue, the largest element positive.
+    """Return the eigenvectors in columns, in descending order of their eigenvalues.
 
-    A gradient that is not finite gives a basis, as its step is skipped.
+    The element of each with the largest magnitude is positive. A matrix that is not finite gives a
+    basis without a meaning, since its step is skipped.
     """
     basis: Tensor = torch.linalg.eigh(torch.nan_to_num(gram, 0.0, 0.0, 0.0)).eigenvectors.flip(1)
     largest = basis.gather(0, basis.abs().argmax(dim=0, keepdim=True))
@@ -74,7 +75,7 @@ def compute_eigenbasis(gram: Tensor) -> Tensor:
 def improve_eigenbasis(gram: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
     """Return the basis after a step of the power method, and the order of the former columns.
 
-    The columns are in the order of their falling estimated eigenvalues. The signs are those for
+    The columns are in descending order of the estimated eigenvalues. Their signs are those for
     which R of the QR decomposition has a positive diagonal.
     """
     product = gram @ basis

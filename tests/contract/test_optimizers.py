@@ -107,7 +107,6 @@ def every_optimizer(*default: str):
 
 FAST = [
     *(f"muon-{recipe}" for recipe in RECIPES),
-    "normuon-bf16_sr",
     "soap-bf16_sr",
     "schedule_free-bf16_sr",
     "ademamix-bf16_sr",
