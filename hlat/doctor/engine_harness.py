@@ -102,7 +102,7 @@ class EngineHarness:
 
     @contextmanager
     def with_gradient_source(self) -> "Iterator[EngineHarness]":
-        """Build an engine, if necessary, whose optimizer state has multiples of the gradients.
+        """Return a harness with an optimizer state that has multiples of the gradients.
 
         It has the default optimizer, since gradients do not depend on the optimizer.
         """

@@ -137,8 +137,8 @@ def open_checkpoint(
     """Return the model of a checkpoint without verification of its weights.
 
     `source` is the location given by the user: the run or the checkpoint. `tokenizer_path` is the
-    location of the run's tokenizer.json if it has moved. The moving average of the weights has
-    scores of its own, as an average of checkpoints.
+    location of the run's tokenizer.json if it has moved. The scores of the moving average are in a
+    separate file, as those of an average of checkpoints.
     """
     state = TrainingState.from_json(checkpoint_store.load_state_json(checkpoint_dir))
     model = run_identity.build_saved_model_config(state.fixed, state.config)

@@ -61,7 +61,7 @@ class PipelineStageShard:
         return mesh.dp if config.parallelism.zero or not is_elementwise else 1
 
     def count_averaged(self, config: Config, mesh: ParallelDegrees) -> float:
-        """Return the number of weights whose moving average a rank updates."""
+        """Return the number of weights in the moving average that a rank updates."""
         if config.optimizer.ema_decay is None:
             return 0.0
         return self.numel / (mesh.dp if config.parallelism.zero else 1)
