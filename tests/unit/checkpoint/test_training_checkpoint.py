@@ -45,7 +45,9 @@ def test_the_state_of_the_same_settings_continues(settings: OptimizerConfig) -> 
 def test_matrices_of_another_optimizer_restart() -> None:
     manifest = build_manifest(build_settings("muon"))
     fresh = list_fresh_state(PARAMETERS, build_settings("normuon"), manifest)
-    assert {key.name: {*names} for key, names in fresh.items()} == {"second_momentum_buffer": MATRICES}
+    assert {key.name: {*names} for key, names in fresh.items()} == {
+        "second_momentum_buffer": MATRICES
+    }
     restarted = list_restarted_parameters(PARAMETERS, build_settings("normuon"), manifest)
     assert restarted == MATRICES
 
