@@ -18,7 +18,7 @@ from hlat.doctor.reference_packing import find_stage
 from hlat.optim import lr_schedule
 
 _NUM_SPREAD_STEPS = 500
-_SHAPES = ("constant", "cosine", "hlat", "linear", "wsd")
+_SHAPES = ("constant", "cosine", "hlat", "inverse_sqrt", "linear", "power", "wsd")
 """Schedules with a formula below."""
 _TOLERANCE = 1e-9
 """Maximum error relative to the largest rate; both implementations are in fp64."""
@@ -79,7 +79,8 @@ def _compute_factor(schedule: ScheduleConfig, step: int) -> float:
     """Return the rate relative to its peak.
 
     Sources: arXiv 1608.03983, equation 5 (cosine), scheduler.py of awslabs/HLAT (hlat), arXiv
-    2502.15938 (linear) and 2405.18392 (wsd, with a decay of 1 - sqrt).
+    2502.15938 (linear), 2405.18392 (wsd, with a decay of 1 - sqrt), 1706.03762 (inverse_sqrt) and
+    2408.13359 (power).
     """
     shape, warmup, floor = schedule.name, schedule.warmup_steps, schedule.min_lr_ratio or 0.0
     if step < warmup:
@@ -92,6 +93,13 @@ def _compute_factor(schedule: ScheduleConfig, step: int) -> float:
             return floor + (1 - floor) * math.cos(math.pi * progress / 2) ** 2
         case "hlat":
             return max(floor, math.cos(math.pi * progress / 2) ** 2)
+        case "inverse_sqrt":
+            return max(floor, ((step + 1) / max(1, warmup)) ** -0.5)
+        case "power":
+            assert schedule.decay_steps is not None
+            law = ((step + 1) / schedule.power.start_step) ** schedule.power.exponent
+            left = min(1.0, max(0, schedule.total_steps - step) / schedule.decay_steps)
+            return min(1.0, law) * (floor + (1 - floor) * left)
         case "linear":
             return 1 - (1 - floor) * progress
         case "wsd":

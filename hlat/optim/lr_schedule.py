@@ -63,6 +63,28 @@ def hlat_cosine(step: int, schedule: ScheduleConfig) -> float:
     return max(_get_min_lr_ratio(schedule), _compute_half_cosine(step, schedule))
 
 
+def inverse_sqrt(step: int, schedule: ScheduleConfig) -> float:
+    """Return sqrt(w / s), at least the floor (arXiv 1706.03762, equation 3).
+
+    s is the step counted from 1, and w the steps of the warm-up, at least 1.
+    """
+    return max(_get_min_lr_ratio(schedule), math.sqrt(max(1, schedule.warmup_steps) / (step + 1)))
+
+
+def power(step: int, schedule: ScheduleConfig) -> float:
+    """Return (s / s_0)^b, at most 1, and a line to the floor over the last decay_steps.
+
+    s is the step counted from 1, s_0 schedule.power.start_step and b the exponent (Power scheduler,
+    arXiv 2408.13359, equation 5 at a constant batch; the paper decays exponentially).
+    """
+    assert schedule.decay_steps is not None, "validation requires decay_steps for power"
+    settings = schedule.power
+    factor: float = min(1.0, ((step + 1) / settings.start_step) ** settings.exponent)
+    start = schedule.total_steps - schedule.decay_steps
+    progress = _compute_progress(step, start, schedule.total_steps)
+    return factor * _apply_floor(1 - progress, schedule)
+
+
 def linear(step: int, schedule: ScheduleConfig) -> float:
     """Return a line that reaches the floor at total_steps (to zero: D2Z, arXiv 2502.15938)."""
     progress = _compute_progress(step, schedule.warmup_steps, schedule.total_steps)
@@ -105,5 +127,7 @@ def _get_min_lr_ratio(schedule: ScheduleConfig) -> float:
 set_implementation("schedule", "constant", constant)
 set_implementation("schedule", "cosine", cosine)
 set_implementation("schedule", "hlat", hlat_cosine)
+set_implementation("schedule", "inverse_sqrt", inverse_sqrt)
 set_implementation("schedule", "linear", linear)
+set_implementation("schedule", "power", power)
 set_implementation("schedule", "wsd", wsd)

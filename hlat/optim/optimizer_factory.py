@@ -59,6 +59,8 @@ def build_group_settings(
     spec = get_optimizer_spec(settings.name)
     update = compute_update_settings(settings, role, model)
     hyperparameters = spec.build_hyperparameters(settings, role)
+    if "eps" in hyperparameters:
+        hyperparameters["eps"] *= update.eps_factor
     return {
         "lr_factor": update.lr_factor,
         "weight_decay": update.weight_decay,
@@ -70,7 +72,6 @@ def build_group_settings(
         },
         "is_elementwise": spec.is_elementwise(role),
         **hyperparameters,
-        **({"eps": update.eps} if "eps" in hyperparameters else {}),
     }
 
 

@@ -32,12 +32,12 @@ class UpdateSettings:
     Attributes:
         lr_factor: Learning rate relative to that of the schedule, which has the peak optimizer.lr.
         weight_decay: Decoupled weight decay, a factor of the learning rate.
-        eps: Added to the root of the second moment by optimizers that have one.
+        eps_factor: Factor of eps, in optimizers that have it.
     """
 
     lr_factor: float
     weight_decay: float
-    eps: float
+    eps_factor: float
 
 
 def compute_update_settings(
@@ -53,14 +53,14 @@ def compute_update_settings(
     spec = get_optimizer_spec(settings.name)
     lr: float | None = getattr(settings.lr_by_role, role.value)
     lr_factor = spec.get_lr_factor(settings, role) if lr is None else lr / settings.lr
-    weight_decay, eps = spec.get_weight_decay(settings, role), settings.eps
+    weight_decay = spec.get_weight_decay(settings, role)
     if model is None or model.parametrization.name is ParametrizationName.standard:
-        return UpdateSettings(lr_factor, weight_decay, eps)
+        return UpdateSettings(lr_factor, weight_decay, 1.0)
     width, depth = compute_width_ratio(model), compute_depth_ratio(model)
-    eps /= width if role in _OUTSIDE_OF_LAYERS else width * depth
+    eps_factor = 1 / (width if role in _OUTSIDE_OF_LAYERS else width * depth)
     if role not in _HIDDEN_MATRICES:
-        return UpdateSettings(lr_factor, weight_decay, eps)
+        return UpdateSettings(lr_factor, weight_decay, eps_factor)
     factor = width ** spec.get_lr_width_exponent(settings, role)
     if model.parametrization.name is ParametrizationName.completep:
         weight_decay /= factor
-    return UpdateSettings(lr_factor * factor, weight_decay, eps)
+    return UpdateSettings(lr_factor * factor, weight_decay, eps_factor)

@@ -56,7 +56,7 @@ def list_role_settings(config: Config) -> list[RoleSettings]:
                 (min(stds), max(stds)) if stds else None,
                 settings.lr * update.lr_factor,
                 update.weight_decay,
-                update.eps if has_eps else None,
+                settings.eps * update.eps_factor if has_eps else None,
             )
         )
     return roles

@@ -93,7 +93,11 @@ FAULTS: dict[str, tuple[str, Callable[[], Any], str]] = {
         lambda: mock.patch.object(weight_initialization, "compute_init_std", _init_of_base),
         "initialization of matrix",
     ),
-    "eps not scaled": (MUP, lambda: _update(lambda role, width: {"eps": width}), "eps of matrix"),
+    "eps not scaled": (
+        MUP,
+        lambda: _update(lambda role, width: {"eps_factor": width}),
+        "eps of matrix",
+    ),
     "decay scaled": (
         MUP,
         lambda: _update(lambda role, width: {"weight_decay": width}),

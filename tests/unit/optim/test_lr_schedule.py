@@ -17,13 +17,13 @@ from torch.optim.lr_scheduler import (
     LRScheduler,
     SequentialLR,
 )
-from transformers.optimization import get_wsd_schedule
+from transformers.optimization import get_inverse_sqrt_schedule, get_wsd_schedule
 
 from hlat.config.batch import BatchConfig
 from hlat.config.optimizer import OptimizerConfig
 from hlat.config.phase import PhaseConfig, PhaseStage
 from hlat.config.run import Config
-from hlat.config.schedule import ScheduleConfig
+from hlat.config.schedule import PowerConfig, ScheduleConfig
 from hlat.optim.lr_schedule import compute_lr, compute_schedule_lr
 
 HLAT = ScheduleConfig("hlat", warmup_steps=2000, total_steps=500_000, min_lr_ratio=0.1)
@@ -148,6 +148,32 @@ def test_wsd_after_warm_up_equals_transformers() -> None:
     )
     found = [compute_schedule_lr(step, WSD, 3e-4) for step in range(130)]
     assert found[10:] == pytest.approx(expected[10:], rel=1e-12)
+
+
+def test_inverse_sqrt_equals_transformers() -> None:
+    """The steps of transformers are counted from 0, those of the paper from 1."""
+    schedule = ScheduleConfig("inverse_sqrt", warmup_steps=10, total_steps=110, min_lr_ratio=0.1)
+    expected = rates_by(lambda one: get_inverse_sqrt_schedule(one, 10, 10), 1500, 3e-4)
+    found = [compute_schedule_lr(step, schedule, 3e-4) for step in range(1499)]
+    assert found == pytest.approx([max(3e-5 * (n >= 9), r) for n, r in enumerate(expected[1:])])
+    assert found[998] > 3e-5
+    assert found[999] == found[-1] == pytest.approx(3e-5)
+
+
+def test_power_is_the_formula_of_the_paper() -> None:
+    """min(peak, a x batch x tokens^b) with the values of arXiv 2408.13359, section 4."""
+    a, b, peak, batch, tokens_per_step = 4.6, -0.51, 0.02, 128, 128 * 4096
+    start = round((peak / (a * batch)) ** (1 / b) / tokens_per_step)
+    schedule = ScheduleConfig(
+        "power", 1, 100_000, 0.0, 10_000, PowerConfig(exponent=b, start_step=start)
+    )
+    for step in (0, 100, start + 100, 50_000, 89_999):
+        expected = min(peak, a * batch * ((step + 1) * tokens_per_step) ** b)
+        assert compute_schedule_lr(step, schedule, peak) == pytest.approx(expected, rel=2e-2)
+    at_start_of_decay = compute_schedule_lr(90_000, schedule, peak)
+    halfway = compute_schedule_lr(95_000, schedule, peak)
+    assert halfway == pytest.approx(at_start_of_decay / 2 * (95_001 / 90_001) ** b)
+    assert compute_schedule_lr(100_000, schedule, peak) == 0
 
 
 @pytest.mark.parametrize("schedule", ALL, ids=named)
