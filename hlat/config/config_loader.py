@@ -25,6 +25,7 @@ from hlat.config import extensions
 from hlat.config.components import list_group_choices
 from hlat.config.config_errors import ConfigError
 from hlat.config.hydra_config_security import find_code_references, validate_search_path
+from hlat.config.lr_grid import add_lr_axis
 from hlat.config.optimizer import RENAMED_PRESETS
 from hlat.config.override_keys import list_replaced_axes
 from hlat.config.package_dirs import find_package_dir
@@ -114,6 +115,8 @@ class SafeConfigLoader(ConfigLoaderImpl):
             raise ConfigError(*problems)
         extensions.list_loaded(config.get(extensions.KEY) or ())
         if run_mode is RunMode.MULTIRUN:
+            parsed = OverridesParser.create().parse_overrides(overrides)
+            add_lr_axis(config, [o.key_or_group for o in parsed if o.is_sweep_override()])
             axes = config.hydra.sweeper.get("params") or {}
             for message in list_replaced_axes(axes, overrides):
                 print_once(message)

@@ -17,6 +17,27 @@ class Direction(Enum):
 
 
 @dataclass
+class LrGridConfig:
+    """Geometric grid of learning rates around a center: center x factor^n, n from -below to above.
+
+    A sweep with a factor has the grid as its axis optimizer.lr, and `hlat report` states the
+    optimum.
+    """
+
+    factor: float | None = bounded(None, above=1, max=100)
+    """Ratio of two neighbouring rates; null: the study searches no optimum."""
+    center: float | None = bounded(None, above=0, below=float("inf"))
+    """Rate in the center of the grid; null: optimizer.lr of the chosen presets."""
+    below: int = bounded(3, min=0, max=20)
+    """Number of rates below the center."""
+    above: int = bounded(3, min=0, max=20)
+    """Number of rates above the center."""
+    transfer_over: str | None = None
+    """Numeric setting, such as model.hidden_size, over which the movement of the optimum is
+    computed; null: none."""
+
+
+@dataclass
 class StudyConfig:
     """Design of a sweep, stated before its runs; the sweep has the factors and seeds as its axes.
 
@@ -46,6 +67,8 @@ class StudyConfig:
     stop_worse: bool = False
     """Train no further seeds of a point that is worse than its baseline, tested after each seed.
     The p values account for the repeated tests. With `hydra/launcher=local` only."""
+    lr_grid: LrGridConfig = field(default_factory=LrGridConfig)
+    """Grid of a study that searches the best learning rate."""
     budget_hours: float | None = bounded(None, above=0)
     """Hours of all runs, one after the other, that the plan compares with; null: no limit."""
     budget_usd: float | None = bounded(None, above=0)

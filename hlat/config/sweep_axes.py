@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 from hlat.config.compose import compose_config, register_configs
 from hlat.config.config_errors import ConfigError
 from hlat.config.hydra_errors import convert_hydra_error
+from hlat.config.lr_grid import add_lr_axis
 from hlat.config.override_keys import list_replaced_axes, validate_distinct_keys
 from hlat.config.renamed_keys import rename_override
 
@@ -38,8 +39,11 @@ class SweepAxes:
 
 
 def is_sweep(overrides: Sequence[str]) -> bool:
-    """Return True if overrides choose a study or contain several values of a key."""
-    return any(o.key_or_group == "sweep" or o.is_sweep_override() for o in _parse(overrides))
+    """Return True if overrides choose a study or a grid, or contain several values of a key."""
+    return any(
+        o.key_or_group in ("sweep", "study.lr_grid.factor") or o.is_sweep_override()
+        for o in _parse(overrides)
+    )
 
 
 def load_sweep_axes(overrides: Sequence[str]) -> SweepAxes:
@@ -53,7 +57,9 @@ def load_sweep_axes(overrides: Sequence[str]) -> SweepAxes:
     parsed = _parse(overrides)
     swept = {o.key_or_group: _list_values(o) for o in parsed if o.is_sweep_override()}
     fixed = [str(o.input_line) for o in parsed if not o.is_sweep_override()]
-    hydra = compose_config(fixed, return_hydra_config=True).hydra
+    config = compose_config(fixed, return_hydra_config=True)
+    add_lr_axis(config, swept)
+    hydra = config.hydra
     params: Any = OmegaConf.to_container(hydra.sweeper.get("params") or OmegaConf.create({}))
     for message in list_replaced_axes(params, overrides):
         print(message, file=sys.stderr)

@@ -222,6 +222,8 @@ def _format_power(forecast: StudyForecast) -> list[str]:
 
 
 def _explain_missing_power(forecast: StudyForecast) -> str:
+    if forecast.design.lr_grid.factor is not None:
+        return "result: the best optimizer.lr with its interval; no comparisons"
     if forecast.num_seeds < 2 or forecast.sweep.num_trials is not None:
         return "no test: sweep at least two seeds with run.seed=1,2,3"
     if not forecast.num_comparisons:

@@ -57,7 +57,12 @@ def compute_run_cost(config: Config, measured_tokens_per_second: float | None) -
 
 
 def count_comparisons(points: Sequence[Mapping[str, str]], design: StudyConfig) -> int:
-    """Return the number of points, over all seeds, that have a baseline."""
+    """Return the number of points, over all seeds, that have a baseline.
+
+    A study with a grid of learning rates compares none.
+    """
+    if design.lr_grid.factor is not None:
+        return 0
     unique: dict[Point, None] = {}
     for point in points:
         factors = ((key, _normalize(value)) for key, value in point.items() if key != SEED_KEY)

@@ -21,9 +21,16 @@ from hlat.figures.report_figure import (
     format_mark_legend,
 )
 from hlat.plan import cost_figure, plan_figure
-from hlat.report import comparison_curves, goodput_section, run_header, spike_figure, study_figures
+from hlat.report import (
+    comparison_curves,
+    goodput_section,
+    run_header,
+    spike_figure,
+    study_figures,
+    tuning_figures,
+)
 from hlat.storage.durable_files import replace_file
-from hlat.study import run_comparison, study_result, summary_tables
+from hlat.study import lr_tuning, run_comparison, study_result, summary_tables
 from hlat.study.run_record import RunRecord, load_run_record
 from hlat.tracking.run_directory import validate_no_symlinks
 from hlat.tracking.text_format import UNKNOWN, format_value
@@ -88,7 +95,7 @@ def write_comparison(
         )
         figure = cost_figure.build_cost_figure(costs, baseline)
         figures.append(replace(figure, title=cost_figure.TITLE, caption=caption))
-    effect_figures = study_figures.build_study_figures(study) if study else []
+    effect_figures = _build_result_figures(study) if study else []
     bands = study_figures.build_band_figures(records, study) if study else []
     _write_figures(output_dir / "comparison", [*figures, *effect_figures, *bands])
     headers, rows = run_comparison.build_comparison_table(records)
@@ -97,6 +104,7 @@ def write_comparison(
     effects = study_result.build_effect_table(study) if study else ([], [])
     factors = study_result.build_factor_table(study) if study else ([], [])
     points = study_result.build_point_table(study) if study else ([], [])
+    optima = lr_tuning.build_tuning_table(study.tunings) if study and study.tunings else ([], [])
     count = f"{len(records)} runs"
     content = render_page(
         _TEMPLATES / "comparison.html.j2",
@@ -114,6 +122,9 @@ def write_comparison(
         study_figures=effect_figures,
         effect_columns=_detect_columns(*effects),
         effect_rows=effects[1],
+        optimum_columns=_detect_columns(*optima),
+        optimum_rows=optima[1],
+        tuning_caption=lr_tuning.TUNING_CAPTION,
         factor_columns=_detect_columns(*factors),
         factor_rows=factors[1],
         point_columns=_detect_columns(*points),
@@ -123,7 +134,18 @@ def write_comparison(
     )
     page = output_dir / "comparison.html"
     replace_file(page, content.encode())
+    if study and study.tunings:
+        summary = lr_tuning.summarize_tunings(study.tunings, study.transfers)
+        text = json.dumps(summary, indent=2, allow_nan=False) + "\n"
+        replace_file(output_dir / "best_learning_rates.json", text.encode())
     return page
+
+
+def _build_result_figures(study: study_result.StudyResult) -> list[ReportFigure]:
+    """Return the figures of optima or effects."""
+    if study.tunings:
+        return tuning_figures.build_tuning_figures(study)
+    return study_figures.build_study_figures(study)
 
 
 def _build_figures(record: RunRecord) -> list[ReportFigure]:

@@ -20,6 +20,17 @@ from hlat.config.study import Direction, StudyConfig
 from hlat.study.checkpoint_noise import estimate_checkpoint_noise, pool_noise
 from hlat.study.factor_effects import FactorEffect, analyze_factor_effects
 from hlat.study.heldout_clusters import compute_influences, find_text_problem
+from hlat.study.lr_tuning import (
+    TUNING_CAPTION,
+    LrTuning,
+    Transfer,
+    analyze_transfer,
+    analyze_tunings,
+    build_tuning_table,
+    format_transfer,
+    format_tuning,
+    merge_grids,
+)
 from hlat.study.paired_test import PairedDifference, PointRuns, compute_mean_interval
 from hlat.study.run_comparison import drop_copies, find_config_differences
 from hlat.study.run_record import Row, RunRecord, get_number, get_numbers
@@ -72,6 +83,8 @@ class StudyPoint:
 class StudyResult:
     """Points of a study in the order of the runs, and each point with its baseline.
 
+    A study with a grid of learning rates has their optima in place of comparisons.
+
     `num_planned` is the number of seeds of the sweep; 0: unknown. `text_problem` is a sentence if
     the runs did not evaluate the same held-out text.
     """
@@ -82,6 +95,8 @@ class StudyResult:
     factor_effects: list[FactorEffect] = field(default_factory=list)
     num_planned: int = 0
     text_problem: str = ""
+    tunings: list[LrTuning] = field(default_factory=list)
+    transfers: list[Transfer] = field(default_factory=list)
 
     @cached_property
     def verdicts(self) -> list[str]:
@@ -95,6 +110,11 @@ class StudyResult:
         ]
 
     def _list_verdicts(self) -> list[str]:
+        if self.tunings:
+            return [
+                *(format_transfer(one, self.design) for one in self.transfers),
+                *(format_tuning(one, self.design) for one in self.tunings),
+            ]
         return [
             f"{format_answer(one, self.design)} ({_format_numbers(one)})"
             for one in self.comparisons
@@ -117,7 +137,8 @@ def build_study_result(records: Sequence[RunRecord], num_planned: int = 0) -> St
     axes = {key: axes[key] for key in axes if not key.startswith(_IGNORED_PREFIX)}
     seeds = axes.pop(SEED_KEY, None)
     design = _find_design(records, axes)
-    if not axes or (seeds is None and not design.baseline):
+    has_design = bool(design.baseline) or design.lr_grid.factor is not None
+    if not axes or (seeds is None and not has_design):
         return None
     members: dict[Point, dict[str, RunRecord]] = {}
     for i, record in enumerate(records):
@@ -128,9 +149,13 @@ def build_study_result(records: Sequence[RunRecord], num_planned: int = 0) -> St
     by_run = {id(record): each for record, each in zip(records, influences, strict=True)}
     points = {point: _build_point(runs, design.metric, by_run) for point, runs in members.items()}
     outcomes = {point: one.runs for point, one in points.items()}
+    problem = find_text_problem(records, design.metric)
+    scales = {point: _get_scale(runs, design) for point, runs in members.items()}
+    if tunings := analyze_tunings(outcomes, design, scales):
+        transfers = analyze_transfer(tunings, design)
+        return StudyResult(design, points, [], [], num_planned, problem, tunings, transfers)
     comparisons = analyze_study(outcomes, design, num_planned)
     factor_effects = analyze_factor_effects(outcomes, design)
-    problem = find_text_problem(records, design.metric)
     return StudyResult(design, points, comparisons, factor_effects, num_planned, problem)
 
 
@@ -188,20 +213,25 @@ def build_factor_table(result: StudyResult) -> tuple[list[str], list[list[str]]]
 def format_study(result: StudyResult) -> list[str]:
     """Return the tables, and the question with its answer, for a terminal."""
     lines = [f"\npoints: {result.metric_label}", *format_table(*build_point_table(result))]
+    if result.tunings:
+        lines += [f"\n{TUNING_CAPTION}:", *format_table(*build_tuning_table(result.tunings))]
+        return [*lines, f"\n{_format_title(result)}", *result.verdicts]
     if not result.comparisons:
         return [*lines, f"\n{_NO_BASELINE}"]
     lines += [f"\n{EFFECTS_CAPTION}:", *format_table(*build_effect_table(result))]
     if result.factor_effects:
         lines += [f"\n{FACTORS_CAPTION}:", *format_table(*build_factor_table(result))]
-    title = f"answer to: {result.design.question}" if result.design.question else "verdicts:"
-    return [*lines, f"\n{title}", *result.verdicts]
+    return [*lines, f"\n{_format_title(result)}", *result.verdicts]
 
 
 def build_study_report(result: StudyResult, run_dirs: Sequence[Path]) -> StudyReport:
     """Return the same tables and verdicts for a report in W&B."""
     factors = [key for key, _ in next(iter(result.points))]
     run_ids = [*filter(None, map(read_wandb_run_id, run_dirs))]
-    tables = {f"{EFFECTS_CAPTION}: {result.metric_label}": build_effect_table(result)}
+    if result.tunings:
+        tables = {TUNING_CAPTION: build_tuning_table(result.tunings)}
+    else:
+        tables = {f"{EFFECTS_CAPTION}: {result.metric_label}": build_effect_table(result)}
     if result.factor_effects:
         tables[FACTORS_CAPTION] = build_factor_table(result)
     tables[POINTS_CAPTION] = build_point_table(result)
@@ -234,6 +264,11 @@ def format_p_value(value: float) -> str:
     if math.isnan(value):
         return UNKNOWN
     return "< 0.001" if value < 0.001 else f"{value:.2g}"
+
+
+def _format_title(result: StudyResult) -> str:
+    question = result.design.question
+    return f"answer to: {question}" if question else "verdicts:"
 
 
 def _list_effect_headers(result: StudyResult) -> list[str]:
@@ -276,7 +311,16 @@ def _find_design(records: Sequence[RunRecord], axes: dict[str, list[str]]) -> St
         if len(baseline) == len(design.baseline):
             found.setdefault(repr(design), replace(design, baseline=baseline))
     counts = Counter(map(repr, designs))
-    return found[max(found, key=lambda text: counts[text])] if found else StudyConfig()
+    if not found:
+        return StudyConfig()
+    design = found[max(found, key=lambda text: counts[text])]
+    return replace(design, lr_grid=merge_grids(designs, design))
+
+
+def _get_scale(runs: Mapping[str, RunRecord], design: StudyConfig) -> float:
+    """Return the value of study.lr_grid.transfer_over of a point; NaN if it is no number."""
+    first = next(iter(runs.values()))
+    return get_number(first.flat_config, design.lr_grid.transfer_over or "")
 
 
 def _format_numbers(comparison: Comparison) -> str:

@@ -127,7 +127,9 @@ class LocalLauncher(Launcher):
 
     def _print_study(self, points: Sequence[SweepPoint], sweep_dir: Path) -> None:
         """Print the tables and verdicts of a study, and write its page; diverged runs count."""
-        if len(points) > 1 and points[0].config.study.baseline and self.entry_point == "train":
+        study = points[0].config.study
+        has_result = bool(study.baseline) or study.lr_grid.factor is not None
+        if len(points) > 1 and has_result and self.entry_point == "train":
             print(flush=True)
             command = [sys.executable, "-m", "hlat", "report", str(sweep_dir)]
             subprocess.run(command, env=get_user_environment(), check=False)

@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 from hlat.config.config_errors import ConfigError
 from hlat.config.package_dirs import find_package_dir
 from hlat.config.resolve import resolve_config
+from hlat.config.sweep_axes import load_sweep_axes
 from hlat.model.decoder_spec import count_parameters
 
 STUDIES = sorted(find_package_dir("sweeps").glob("*.yaml"), key=lambda file: file.stem)
@@ -26,6 +27,7 @@ POINTS = {
     "init": 9,
     "parallelism": 6,
     "precision": 15,
+    "tune_lr": 14,
     "upsampling": 6,
     "weight_decay": 6,
 }
@@ -39,6 +41,10 @@ def points(study):
     parsed = OverridesParser.create().parse_overrides([f"{k}={v}" for k, v in axes.items()])
     values = [list(axis.sweep_string_iterator()) for axis in parsed]
     keys = [axis.key_or_group for axis in parsed]
+    grid = OmegaConf.select(OmegaConf.load(study), "study.lr_grid")
+    if grid is not None:
+        keys.append("optimizer.lr")
+        values.append(load_sweep_axes([f"+sweep={study.stem}"]).axes["optimizer.lr"])
     for point in itertools.product(*values):
         yield [f"{key}={value}" for key, value in zip(keys, point, strict=True)]
 

@@ -18,6 +18,7 @@ def write_run(tmp_path: Path) -> Callable[..., Path]:
         bits: float = 2.0,
         end: str | None = "finish",
         root: Path = tmp_path / "runs",
+        settings: dict[str, object] | None = None,
     ) -> Path:
         run_dir = root / name
         run_dir.mkdir(parents=True, exist_ok=True)
@@ -33,6 +34,7 @@ def write_run(tmp_path: Path) -> Callable[..., Path]:
             "run": {"name": name, "seed": seed, "root": "runs"},
             "optimizer": {"lr": lr, "name": "adamw", "decay_norms": False},
             "compiler": {"environment": {}, "flags": []},
+            **(settings or {}),
         }
         origin = {"git_revision": "abc", "git_diff": "", "data": {"x": 1}, "hosts": ["n1"]}
         (run_dir / "metrics.jsonl").write_text(json.dumps(row) + "\n")
