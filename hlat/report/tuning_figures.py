@@ -17,6 +17,7 @@ from hlat.study.study_analysis import format_point
 from hlat.study.study_result import StudyResult
 
 _CURVE_POINTS = 100
+_MAX_TICKS = 4
 _DIVERGED_HEIGHT = 0.97
 """Height of the mark of a diverged rate as a fraction of the axis."""
 
@@ -46,7 +47,7 @@ def _build_figure(
             _draw_curve(axes, one, index, sign, _get_label(one, result))
         axes.set_xscale("log")
         rates = sorted({rate for one in tunings for rate in one.curve.rates})
-        axes.set_xticks(rates[:: math.ceil(len(rates) / 6)])
+        axes.set_xticks(rates[:: math.ceil(len(rates) / _MAX_TICKS)])
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_rate(value)))
         axes.xaxis.set_minor_locator(NullLocator())
         axes.set_xlabel(LR_KEY)
@@ -57,8 +58,8 @@ def _build_figure(
 
     caption = (
         "Dots: runs. Line: parabola through the fitted rates, moved to the mean over seeds. "
-        "Vertical line and band: optimum and its interval. Crosses at the top: rates with diverged "
-        "runs, which are not fitted."
+        "Vertical line and band: optimum and its interval within the grid. Crosses at the top: "
+        "rates with diverged runs, which are not fitted."
     )
     lines = [format_tuning(one, result.design) for one in tunings]
     alt_text = f"{title}: {'; '.join(lines)}."
@@ -82,7 +83,8 @@ def _draw_curve(axes: Axes, one: LrTuning, index: int, sign: int, label: str) ->
     if optimum.status is OptimumStatus.found:
         axes.axvline(optimum.rate, color=colour, linewidth=0.8, linestyle=style)
         if math.isfinite(optimum.low):
-            axes.axvspan(optimum.low, optimum.high, color=colour, alpha=0.12, linewidth=0)
+            low, high = np.clip([optimum.low, optimum.high], curve.rates[0], curve.rates[-1])
+            axes.axvspan(low, high, color=colour, alpha=0.12, linewidth=0)
 
 
 def _get_label(one: LrTuning, result: StudyResult) -> str:

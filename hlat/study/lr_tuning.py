@@ -118,7 +118,7 @@ def format_tuning(one: LrTuning, design: StudyConfig) -> str:
         return (
             f"{prefix}the best {LR_KEY} is {rate} ({_format_confidence(design)} interval "
             f"{format_rate_interval(optimum)}; {_format_seeds(optimum.num_seeds)}); use "
-            f"{LR_KEY}={rate}{_format_diverged(one.curve)}"
+            f"{LR_KEY}={rate}{_format_wide(optimum)}{_format_diverged(one.curve)}"
         )
     return f"{prefix}no optimum: {_explain_missing(one, design)}{_format_diverged(one.curve)}"
 
@@ -241,6 +241,13 @@ def _explain_missing(one: LrTuning, design: StudyConfig) -> str:
                 "fewer than three rates, or no seed, have all their runs; repeat the command to "
                 "train the missing ones"
             )
+
+
+def _format_wide(optimum: LrOptimum) -> str:
+    """Return a warning if the interval exceeds the rates that the parabola was fitted to."""
+    if optimum.low < optimum.fitted[0] or optimum.high > optimum.fitted[-1]:
+        return "; the interval exceeds the fitted rates, so add seeds before you rely on it"
+    return ""
 
 
 def _format_diverged(curve: LrCurve) -> str:

@@ -67,6 +67,16 @@ def test_one_seed_has_an_optimum(tmp_path: Path, write_grid: Write) -> None:
     assert verdict.endswith("; 1 seed); use optimizer.lr=0.11")
 
 
+def test_an_interval_beyond_the_fitted_rates_has_a_warning(
+    tmp_path: Path, write_run: Callable[..., Path]
+) -> None:
+    study = {"study": {"lr_grid": GRID}}
+    for rate, bits in zip(RATES, (2.937, 2.825, 2.774, 2.811, 2.831), strict=True):
+        write_run(f"lr{rate}", lr=rate, bits=bits, settings=study)
+    (verdict,) = _load(tmp_path).verdicts
+    assert "the interval exceeds the fitted rates, so add seeds" in verdict
+
+
 def test_an_edge_names_the_command_that_extends_it(tmp_path: Path, write_grid: Write) -> None:
     write_grid(best=5.0)
     assert _load(tmp_path).verdicts == [
