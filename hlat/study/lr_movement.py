@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hlat.study.lr_optimum import LrOptimum, draw_lr_optima
+from hlat.study.lr_optimum import LrOptimum, sample_lr_optima
 
-_NUM_DRAWS = 10_000
+_NUM_SAMPLES = 10_000
 _GROWTH = 8.0
 """Factor of the size over which the movement is stated."""
 
@@ -36,8 +36,8 @@ def compute_movement(
     """Return the movement of optima with the status `found`; None for fewer than two sizes.
 
     The slope is that of least squares. Its interval contains the quantiles of the slopes of 10,000
-    draws of all optima (`draw_lr_optima`), so it has the errors of the runs, but not the deviation
-    of the optima from a line. It is NaN if the optima have no interval.
+    samples of all optima (`sample_lr_optima`), so it has the errors of the runs, but not the
+    deviation of the optima from a line. It is NaN if the optima have no interval.
     """
     if len({*scales}) < 2:
         return None
@@ -45,9 +45,9 @@ def compute_movement(
     weights = (x - x.mean()) / ((x - x.mean()) ** 2).sum()
     slope = float(weights @ np.log2([one.rate for one in optima]))
     generator = np.random.default_rng(seed)
-    draws = np.array([draw_lr_optima(one, _NUM_DRAWS, generator) for one in optima])
+    samples = np.array([sample_lr_optima(one, _NUM_SAMPLES, generator) for one in optima])
     with np.errstate(invalid="ignore"):
-        slopes = weights @ draws
+        slopes = weights @ samples
     slopes = slopes[~np.isnan(slopes)]
     steps_per_slope = math.log2(_GROWTH) / math.log2(factor)
     tail = (1 - confidence) / 2

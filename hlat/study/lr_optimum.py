@@ -1,6 +1,6 @@
 """Best learning rate of a grid: vertex of a parabola over the logarithm of the rate, with interval.
 
-The runs of a seed share initial weights and data order, so each seed has its own offset. The
+The runs of a seed share initial weights and data order, so each seed has a separate offset. The
 optimum is the ratio of two coefficients; its interval is Fieller's (1954, "Some problems in
 interval estimation", JRSS B 16), which is exact for independent Gaussian errors of the runs.
 """
@@ -105,20 +105,20 @@ def find_lr_optimum(curve: LrCurve, confidence: float = 0.95) -> LrOptimum:
     return _fit_parabola(rates[window], values[:, window], float(rates[best]), confidence)
 
 
-def draw_lr_optima(
-    optimum: LrOptimum, num_draws: int, generator: np.random.Generator
+def sample_lr_optima(
+    optimum: LrOptimum, num_samples: int, generator: np.random.Generator
 ) -> NDArray[np.float64]:
-    """Return log2 of optima [draws] of parabolas from the distribution of the fitted one.
+    """Return log2 of optima [samples] of parabolas from the distribution of the fitted one.
 
-    Slope and curvature are drawn from a Gaussian with the fitted covariance, whose scale is drawn
-    from that of the residuals (parametric bootstrap with unknown variance). A draw without a
+    Slope and curvature are sampled from a Gaussian with the fitted covariance, with a scale sampled
+    from that of the residuals (parametric bootstrap with unknown variance). A sample without a
     minimum is infinite, on the side to which the parabola falls.
     """
     if not np.isfinite(optimum.covariance).all():
-        return np.full(num_draws, math.nan)
-    scale = np.sqrt(optimum.degrees / generator.chisquare(optimum.degrees, num_draws))
+        return np.full(num_samples, math.nan)
+    scale = np.sqrt(optimum.degrees / generator.chisquare(optimum.degrees, num_samples))
     mean = optimum.coefficients[1:]
-    noise = generator.multivariate_normal(np.zeros(2), optimum.covariance, num_draws)
+    noise = generator.multivariate_normal(np.zeros(2), optimum.covariance, num_samples)
     slopes, curvatures = (mean + noise * scale[:, None]).T
     with np.errstate(divide="ignore", invalid="ignore"):
         offsets = -slopes / (2 * curvatures)

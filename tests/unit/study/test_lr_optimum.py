@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hlat.study.lr_movement import compute_movement
-from hlat.study.lr_optimum import LrCurve, OptimumStatus, draw_lr_optima, find_lr_optimum
+from hlat.study.lr_optimum import LrCurve, OptimumStatus, find_lr_optimum, sample_lr_optima
 
 RATES = 2e-3 * 2.0 ** np.arange(-3, 4)
 FOUND = OptimumStatus.found
@@ -125,7 +125,7 @@ def test_three_rates_of_one_seed_have_an_optimum_without_interval():
     optimum = find_lr_optimum(_build_curve([2.1, 2.0, 2.1]))
     assert optimum.rate == pytest.approx(RATES[1], rel=1e-9)
     assert math.isnan(optimum.low)
-    assert np.isnan(draw_lr_optima(optimum, 3, np.random.default_rng(0))).all()
+    assert np.isnan(sample_lr_optima(optimum, 3, np.random.default_rng(0))).all()
 
 
 @pytest.mark.parametrize("exponent", [0.0, -1.0])
