@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
@@ -28,10 +26,9 @@ from hlat.doctor.engine_harness import EngineHarness, sample_batch, sample_docum
 from hlat.doctor.parametrization_probe import EPS, find_faults
 from hlat.doctor.reduced_config import to_single_process
 from hlat.engine.native.model_metrics import Record
-from hlat.figures.report_figure import SERIES, ReportFigure
+from hlat.figures.size_figure import build_size_figure
 from hlat.model.decoder import Decoder, DecoderLayer
 from hlat.model.parametrization_spec import ParametrizationName
-from hlat.tracking.text_format import format_short
 
 FACTORS = (1, 2, 4, 8)
 """Sizes of the ladder relative to the base."""
@@ -81,7 +78,7 @@ def check_coordinates(harness: EngineHarness) -> Iterator[CheckResult]:
     """
     rules = harness.config.model.parametrization.name
     ladders = [measure_ladder(harness, axis) for axis in ("width", "depth")]
-    _draw(harness.config, ladders)
+    _save_figure(harness.config, ladders)
     slopes = {ladder.axis: ladder.compute_slopes() for ladder in ladders}
     described = "; ".join(
         f"{axis}: " + ", ".join(f"{name} {slope:+.2f}" for name, slope in by_name.items())
@@ -226,27 +223,18 @@ _captured: dict[str, Tensor] = {}
 register_component("tracking", _METRIC, "Activations of the model.", implementation=_observe)
 
 
-def _draw(config: Config, ladders: Sequence[Ladder]) -> None:
+def _save_figure(config: Config, ladders: Sequence[Ladder]) -> None:
     """Save a figure of the changes over the factors in the directory of doctor.json."""
-
-    def draw() -> Figure:
-        figure = Figure(figsize=(9, 3.8), layout="constrained")
-        panels: NDArray[Any] = figure.subplots(1, len(ladders), sharey=True)
-        for panel, ladder in zip(panels, ladders, strict=True):
-            for colour, (name, values) in zip(SERIES, ladder.changes.items(), strict=True):
-                slope = ladder.compute_slopes()[name]
-                label = f"{name} ({slope:+.2f})"
-                panel.loglog(FACTORS, values, color=colour, marker="o", markersize=3, label=label)
-            panel.set_xticks(FACTORS, [str(factor) for factor in FACTORS])
-            panel.minorticks_off()
-            panel.set_xlabel(f"{ladder.axis} relative to the base")
-            panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_short(value)))
-            panel.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=3)
-        panels[0].set_ylabel(f"mean change after {_NUM_STEPS} updates")
-        figure.suptitle(f"parametrization {config.model.parametrization.name.value}", fontsize=10)
-        return figure
-
-    alt_text = "Changes of activations over width and depth, with their power of the size."
+    panels = [
+        (
+            f"{ladder.axis} relative to the base",
+            {f"{name} ({slope:+.2f})": ladder.changes[name] for name, slope in slopes.items()},
+        )
+        for ladder in ladders
+        for slopes in [ladder.compute_slopes()]
+    ]
+    title = f"parametrization {config.model.parametrization.name.value}"
+    figure = build_size_figure(title, f"mean change after {_NUM_STEPS} updates", FACTORS, panels)
     directory = Path(config.run.root) / str(config.run.name)
     directory.mkdir(parents=True, exist_ok=True)
-    ReportFigure("coordinates", alt_text, draw).save(directory / FIGURE_FILE)
+    figure.save(directory / FIGURE_FILE)

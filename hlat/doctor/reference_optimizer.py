@@ -1,7 +1,7 @@
 """Reference implementations of optimizers in fp64, without code of hlat.optim or torch."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -287,3 +287,24 @@ def _update_with_ema(
 def format_missing_reference(settings: OptimizerConfig) -> str:
     """Return the reason why the update of an optimizer is not checked."""
     return f"the doctor has no reference implementation of optimizer.name={settings.name}"
+
+
+def get_width_exponent(settings: OptimizerConfig, state: ReferenceState) -> float:
+    """Return the power of the width to which the learning rate of a hidden matrix is proportional.
+
+    It is -1 for updates by element, and the negative power of the update's spectral norm for
+    orthogonalized ones (arXiv 2310.17813).
+    """
+    if "momentum_buffer" not in state.tensors:
+        return -1.0
+    scale: str = getattr(settings, settings.name).scale.value
+    return {"original": 0.0, "match_rms_adamw": -0.5}[scale]
+
+
+def remove_second_rate(settings: OptimizerConfig) -> OptimizerConfig:
+    """Return settings in which all parameters have the rate that is given for the update."""
+    section: Any = getattr(settings, settings.name, None)
+    if not hasattr(section, "adamw_lr"):
+        return settings
+    changed: dict[str, Any] = {settings.name: replace(section, adamw_lr=None)}
+    return replace(settings, **changed)

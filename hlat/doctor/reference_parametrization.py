@@ -8,11 +8,16 @@ are written by name of parameter, as there, and not by role.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from hlat.config.model import ModelConfig
 from hlat.config.run import Config
-from hlat.doctor.reference_optimizer import Array, ReferenceState, ReferenceUpdate
+from hlat.doctor.reference_optimizer import (
+    Array,
+    ReferenceState,
+    ReferenceUpdate,
+    get_width_exponent,
+    remove_second_rate,
+)
 
 ParameterUpdate = Callable[[str, ReferenceState, Array | float, float], ReferenceState]
 """Returns the state of a named parameter after an update with a gradient and a learning rate."""
@@ -62,14 +67,11 @@ def adapt_update(config: Config, update: ReferenceUpdate) -> ParameterUpdate:
         rate = getattr(settings.lr_by_role, role)
         if rate is not None:
             learning_rate *= rate / settings.lr
-            section: Any = getattr(own, own.name, None)  # its adamw_lr does not apply
-            if hasattr(section, "adamw_lr"):
-                changed: dict[str, Any] = {own.name: replace(section, adamw_lr=None)}
-                own = replace(own, **changed)
+            own = remove_second_rate(own)
         is_outside = role in ("embedding", "head")
         own = replace(own, eps=own.eps / width / (1 if is_outside else depth))
         if role in ("matrix", "residual"):
-            rate_scaling = width ** _get_exponent(config, state)
+            rate_scaling = width ** get_width_exponent(settings, state)
             learning_rate *= rate_scaling
             if model.parametrization.name.value == "completep":
                 own = replace(own, weight_decay=own.weight_decay / rate_scaling)
@@ -96,11 +98,3 @@ def _find_role(name: str) -> str:
     if "norm" in module:
         return "norm"
     return {"embed_tokens": "embedding", "lm_head": "head"}.get(module, "matrix")
-
-
-def _get_exponent(config: Config, state: ReferenceState) -> float:
-    """Return the power of the width in the rate of a hidden matrix."""
-    if "momentum_buffer" not in state.tensors:
-        return -1.0
-    scale = getattr(config.optimizer, config.optimizer.name).scale.value
-    return {"original": 0.0, "match_rms_adamw": -0.5}[scale]

@@ -44,7 +44,7 @@ def test_conf_contains_groups_and_experiments_only() -> None:
     folders = {path.name for path in (REPOSITORY / "conf").iterdir() if path.is_dir()} - {
         "__pycache__"
     }
-    assert folders == {*GROUPS, "experiment"}
+    assert folders == {*GROUPS, "experiment", "parametrization"}, "the latter is a part of model"
 
 
 @pytest.mark.parametrize(
