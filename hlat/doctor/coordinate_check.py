@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from hlat.config.components import register_component
+from hlat.config.components import register_component, remove_components
 from hlat.config.model import ModelConfig
 from hlat.config.precision import Dtype, PrecisionConfig
 from hlat.config.run import Config
@@ -193,7 +193,11 @@ def _capture_activations(harness: EngineHarness, tokens: NDArray[np.int32]) -> d
     """Return the activations of a forward pass, by kind and layer."""
     _captured.clear()
     documents = sample_documents(harness.config, tokens)
-    harness.engine.compute_metrics([_METRIC], PackedSequences(tokens, documents))
+    register_component("tracking", _METRIC, "Activations.", implementation=_observe)
+    try:
+        harness.engine.compute_metrics([_METRIC], PackedSequences(tokens, documents))
+    finally:
+        remove_components({("tracking", _METRIC)})
     return dict(_captured)
 
 
@@ -220,7 +224,6 @@ def _capture_logits(module: nn.Module, inputs: tuple[Tensor, ...], output: Tenso
 
 _captured: dict[str, Tensor] = {}
 """Activations of the last forward pass by kind, and layer."""
-register_component("tracking", _METRIC, "Activations of the model.", implementation=_observe)
 
 
 def _save_figure(config: Config, ladders: Sequence[Ladder]) -> None:

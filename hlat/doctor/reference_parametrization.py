@@ -94,7 +94,7 @@ def _find_role(name: str) -> str:
     if module in ("o_proj", "down_proj") and leaf == "weight":
         return "residual"
     if leaf in ("bias", "sinks"):
-        return leaf.removesuffix("s")
+        return {"bias": "bias", "sinks": "sink"}[leaf]
     if "norm" in module:
         return "norm"
     return {"embed_tokens": "embedding", "lm_head": "head"}.get(module, "matrix")

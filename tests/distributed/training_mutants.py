@@ -65,9 +65,7 @@ def _adamw_settings(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Plant
 
 def _decay(all_norms: bool) -> Plant:
     def make(right: Any) -> Any:
-        return lambda optimizer, *others: right(
-            replace(optimizer, decay_norms=all_norms), *others
-        )
+        return lambda optimizer, *others: right(replace(optimizer, decay_norms=all_norms), *others)
 
     return around(optimizer_factory, "build_param_groups", make)
 

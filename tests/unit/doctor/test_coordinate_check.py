@@ -135,7 +135,7 @@ def test_a_planted_fault_is_named(name: str, tmp_path, monkeypatch) -> None:
         assert rules == [quantity], "nothing else is wrong"
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("overrides", [MUP, COMPLETEP, TIED])
 def test_right_rules_pass_with_a_figure(overrides: str, tmp_path) -> None:
     result = _check(overrides, tmp_path)
