@@ -94,10 +94,10 @@ def _compute_factor(schedule: ScheduleConfig, step: int) -> float:
         case "hlat":
             return max(floor, math.cos(math.pi * progress / 2) ** 2)
         case "inverse_sqrt":
-            return max(floor, ((step + 1) / max(1, warmup)) ** -0.5)
+            return max(floor, 1 / math.sqrt((step + 1) / max(1, warmup)))
         case "power":
             assert schedule.decay_steps is not None
-            law = ((step + 1) / schedule.power.start_step) ** schedule.power.exponent
+            law = math.pow((step + 1) / schedule.power.start_step, schedule.power.exponent)
             left = min(1.0, max(0, schedule.total_steps - step) / schedule.decay_steps)
             return min(1.0, law) * (floor + (1 - floor) * left)
         case "linear":
