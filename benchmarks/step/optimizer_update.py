@@ -43,7 +43,9 @@ Step = Callable[[], Any]
 def make_ours(shape: str, optimizer: str) -> Step:
     """Return the update of the native engine in fp32."""
     overrides = make_settings("ours", shape, "fp32", "cpu").overrides
-    config = resolve_config(compose_config([*overrides, f"optimizer={optimizer}"]))
+    config = resolve_config(
+        compose_config([*overrides, f"optimizer={optimizer}", "schedule=constant"])
+    )
     engine = NativeEngine()
     engine.build(config)
     engine.init_weights()
