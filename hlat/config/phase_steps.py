@@ -1,7 +1,8 @@
 """Timeline of a phase in steps: first step of each stage and number of steps.
 
 A phase is configured in tokens, a run counts steps. This module is the only place that rounds, so
-that trainer, loader and planner switch the data mixture at the same step.
+that trainer, loader and planner switch the data mixture at the same step. With batch.ramp, a step
+is a full batch here (batch_steps.py).
 """
 
 from bisect import bisect_right
@@ -32,12 +33,12 @@ def compute_phase_steps(phase: PhaseConfig, batch: BatchConfig) -> int | None:
     return ends[-1] if len(ends) == len(phase.timeline) else None
 
 
-def find_stage(step: int, phase: PhaseConfig, batch: BatchConfig) -> PhaseStage:
+def find_stage(step: float, phase: PhaseConfig, batch: BatchConfig) -> PhaseStage:
     """Return the stage of the 0-based `step`; after the end of the phase, the last stage."""
     return phase.timeline[bisect_right(compute_stage_starts(phase, batch), step) - 1]
 
 
-def find_stage_span(step: int, phase: PhaseConfig, batch: BatchConfig) -> tuple[int, int | None]:
+def find_stage_span(step: float, phase: PhaseConfig, batch: BatchConfig) -> tuple[int, int | None]:
     """Return the first step of the stage of `step` and the first step after it.
 
     The latter is None for an open stage.

@@ -7,11 +7,12 @@ and prefetching restarts there after a worker failure, so every batch is returne
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from hlat.config.batch import BatchConfig
+from hlat.config.batch_steps import get_batch_size, get_sequence_length
 from hlat.config.data import DataConfig
 from hlat.config.phase import PhaseConfig
 from hlat.data import data_fingerprint, data_ledger
@@ -30,6 +31,13 @@ MAX_WORKER_FAILURES = 3
 """Attempts to prepare one batch with new workers before an error is raised."""
 
 _LOG = logging.getLogger("hlat.data")
+
+
+class OpenBatch(NamedTuple):
+    """A full batch of which some rows were returned, and the cursor at its end."""
+
+    tokens: TokenBatch
+    end: DataCursor
 
 
 class DataLoader:
@@ -53,14 +61,18 @@ class DataLoader:
         """Token that ends a document."""
         self.bos_token_id = training_data.tokenizer.bos_token_id
         """Token that starts a document; None: no token."""
+        self.sequence_length = batch.sequence_length
+        """Tokens of a sequence of a full batch."""
         self.wait_seconds = 0.0
         """Time that the last `next_batch` waited."""
         self._data = data
+        self._batch = batch
         self._training_data = training_data
         self._row_indices = row_indices
-        self._sequence_length = batch.sequence_length
-        self._global_batch_size = batch.global_batch_size
+        self._dp_world_size = batch.global_batch_size // len(row_indices)
         self._cursor = BatchReader(training_data, batch, row_indices).get_cursor()
+        self._open_batch: OpenBatch | None = None
+        self._num_taken_rows = 0
         self._ledger_entries: list[LedgerEntry] = []
         self._producer = producer
         self._is_reader = is_reader
@@ -68,21 +80,26 @@ class DataLoader:
         self._warned_sources: set[str] = set()
         self._skipped_batches: list[range] = []
 
-    def next_batch(self) -> PackedSequences:
+    def next_batch(self, step: int | None = None) -> PackedSequences:
         """Return this rank's rows of the next global batch.
 
+        `step`, counted from 0, determines batch size and sequence length; without it they are those
+        of a full batch. Batches of any size contain the sequences of full batches in their order.
+
         Returns:
-            Sequences [global_batch_size / dp_world_size, sequence_length]; row k is row dp_rank +
-            k * dp_world_size of the global batch.
+            Sequences [batch_size / dp_world_size, sequence_length]; row k is row dp_rank + k *
+            dp_world_size of the global batch. Within batch.length_warmup, each row is divided into
+            rows of equal length.
 
         Raises:
             ConfigError: If a file is no longer readable; a later call retries the batch.
             WorkerDiedError: If the workers end on every attempt to prepare the batch.
         """
-        start = time.perf_counter()
-        tokens = self._advance()
-        while self._is_skipped(self.num_consumed_batches - 1):
-            tokens = self._advance()
+        batch, length, start = self._batch, self._batch.sequence_length, time.perf_counter()
+        size = batch.global_batch_size
+        if step is not None:
+            size, length = get_batch_size(step, batch), get_sequence_length(step, batch)
+        tokens = self._take_rows(size // self._dp_world_size).reshape(-1, length)
         self.wait_seconds = time.perf_counter() - start
         return build_packed_sequences(tokens, self.eos_token_id, self._data, self.bos_token_id)
 
@@ -91,17 +108,22 @@ class DataLoader:
         new = dict.fromkeys(batches)
         self._skipped_batches += [each for each in new if each not in self._skipped_batches]
 
-    def last_batches(self, count: int) -> range:
-        """Return the shortest range up to the last batch with at least `count` returned ones."""
-        start = self.num_consumed_batches
-        while count > 0 and start > 0:
+    def last_batches(self, num_sequences: int) -> range:
+        """Return the shortest range of full batches that ends at the last returned sequence.
+
+        It contains at least `num_sequences` of the global batches that were returned.
+        """
+        start = end = self.num_consumed_batches + bool(self._num_taken_rows)
+        num_sequences -= self._num_taken_rows * self._dp_world_size
+        start -= bool(self._num_taken_rows)
+        while num_sequences > 0 and start > 0:
             start -= 1
-            count -= not self._is_skipped(start)
-        return range(start, self.num_consumed_batches)
+            num_sequences -= 0 if self._is_skipped(start) else self._batch.global_batch_size
+        return range(start, end)
 
     @property
     def num_consumed_batches(self) -> int:
-        """Count of batches read, both returned and skipped."""
+        """Count of full batches of which all sequences were returned or skipped."""
         return self._cursor.step
 
     @property
@@ -111,8 +133,8 @@ class DataLoader:
 
     @property
     def stage_name(self) -> str:
-        """Name of the stage of the last returned batch."""
-        return self._cursor.stage.name
+        """Name of the stage of the last returned sequence."""
+        return (self._cursor if self._open_batch is None else self._open_batch.end).stage.name
 
     @property
     def next_proportions(self) -> dict[str, float]:
@@ -127,6 +149,7 @@ class DataLoader:
         state of the run, which any number of ranks can load.
         """
         rows = zip(self._row_indices, self._cursor.states.tolist(), strict=True)
+        num_taken = self._num_taken_rows * self._dp_world_size
         return {
             "version": data_fingerprint.STATE_VERSION,
             "fingerprint": self.fingerprint,
@@ -136,6 +159,8 @@ class DataLoader:
             "sources": list(self._training_data.sources),
             "streams": {str(index): row for index, row in rows},
             "skipped": [[each.start, each.stop] for each in self._skipped_batches],
+            # Sequences of the next full batch that were returned; absent without batch.ramp
+            **({"returned_sequences": num_taken} if num_taken else {}),
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> list[str]:
@@ -160,7 +185,8 @@ class DataLoader:
         self._ledger_entries = [entry.remap_sources(known, sources) for entry in entries]
         # Earlier versions saved no skipped batches
         self._skipped_batches = [range(*bounds) for bounds in state_dict.get("skipped", [])]
-        self._started = False
+        self._open_batch, self._started = None, False
+        self._num_taken_rows = state_dict.get("returned_sequences", 0) // self._dp_world_size
         return list(changed.values())
 
     def compute_ledger(self, state_dict: Mapping[str, Any] | None = None) -> dict[str, SourceUsage]:
@@ -188,7 +214,7 @@ class DataLoader:
         Raises:
             ConfigError: If the held-out documents of a source have no text in the loss.
         """
-        settings = sequences_per_source, self._sequence_length, self._data
+        settings = sequences_per_source, self.sequence_length, self._data
         tokenizer, sources = self._training_data.tokenizer, self._training_data.sources
         return {
             name: pack_heldout_sequences(source, tokenizer, *settings)
@@ -225,9 +251,8 @@ class DataLoader:
             ConfigError: If a file is missing or has changed.
         """
         if self._is_reader:
-            dp_world_size = self._global_batch_size // len(self._row_indices)
             for source in self._training_data.sources.values():
-                source.dataset.validate_content(self._row_indices[0], dp_world_size)
+                source.dataset.validate_content(self._row_indices[0], self._dp_world_size)
 
     def close(self) -> None:
         """Stop prefetching and wait for its threads or processes to end."""
@@ -236,15 +261,46 @@ class DataLoader:
     def _is_skipped(self, batch: int) -> bool:
         return any(batch in batches for batches in self._skipped_batches)
 
-    def _advance(self) -> TokenBatch:
-        tokens, states = self._receive_batch()
+    def _take_rows(self, count: int) -> TokenBatch:
+        """Return the next rows, which are not skipped; after an error, a later call repeats them.
+
+        The cursor moves after the last row of a full batch.
+        """
+        start = self._cursor, self._num_taken_rows, len(self._ledger_entries)
+        parts = list[TokenBatch]()
+        try:
+            while count:
+                batch = self._open_batch = self._open_batch or self._read_full_batch()
+                part = batch.tokens[self._num_taken_rows : self._num_taken_rows + count]
+                count -= len(part)
+                self._num_taken_rows += len(part)
+                if self._num_taken_rows == len(batch.tokens):
+                    self._close_batch(batch)
+                parts.append(part)
+        except BaseException:
+            self._cursor, self._num_taken_rows, num_entries = start
+            del self._ledger_entries[num_entries:]
+            self._open_batch, self._started = None, False
+            raise
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _read_full_batch(self) -> OpenBatch:
+        """Return the next full batch that is not skipped."""
+        while True:
+            tokens, states = self._receive_batch()
+            stage = self._training_data.mixture_schedule.get_stage(self._cursor.step)
+            batch = OpenBatch(tokens, DataCursor(self._cursor.step + 1, stage, states))
+            if not self._is_skipped(self._cursor.step):
+                return batch
+            self._close_batch(batch)
+
+    def _close_batch(self, batch: OpenBatch) -> None:
+        """Move the cursor to the end of a batch, and start a ledger entry with its stage."""
         previous = self._cursor
-        stage = self._training_data.mixture_schedule.get_stage(previous.step)
-        if stage != previous.stage and previous.step > 0:
+        if batch.end.stage != previous.stage and previous.step > 0:
             totals = data_ledger.compute_totals(previous.states).tolist()
             self._ledger_entries.append(LedgerEntry(previous.stage.name, previous.step, totals))
-        self._cursor = DataCursor(previous.step + 1, stage, states)
-        return tokens
+        self._cursor, self._open_batch, self._num_taken_rows = batch.end, None, 0
 
     def _receive_batch(self) -> tuple[TokenBatch, StreamStates]:
         for _ in range(MAX_WORKER_FAILURES):
@@ -256,9 +312,6 @@ class DataLoader:
             except WorkerDiedError as error:
                 self._started = False
                 _LOG.warning("a data worker %s; starting it again", error)
-            except BaseException:
-                self._started = False
-                raise
         raise WorkerDiedError(
             f"data workers end every time that they prepare batch {self._cursor.step}; "
             "data.workers=0 prepares it in the trainer's own process"

@@ -7,6 +7,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -43,12 +44,12 @@ def check_data(harness: EngineHarness) -> Iterator[CheckResult]:
                 yield skip_check("data", problems[0])
             return
         loader, resumed = loaders
-        batches = [_compute_row_digests(loader)]
+        batches = [_compute_row_digests(loader, 0)]
         states = group.gather_object([parallel.dp_rank, loader.state_dict()])
-        batches += [_compute_row_digests(loader) for _ in range(_NUM_BATCHES - 1)]
+        batches += [_compute_row_digests(loader, step) for step in range(1, _NUM_BATCHES)]
         state = merge_state_dicts([*dict(states).values()]) if harness.is_rank0 else None
         resumed.load_state_dict(harness.broadcast_object(state))
-        resumed_batches = [_compute_row_digests(resumed) for _ in range(_NUM_BATCHES - 1)]
+        resumed_batches = [_compute_row_digests(resumed, step) for step in range(1, _NUM_BATCHES)]
         is_resume_equal = resumed_batches == batches[1:]
         reports = group.gather_object([parallel.dp_rank, batches, is_resume_equal])
     finally:
@@ -70,9 +71,13 @@ def _open_loaders(harness: EngineHarness) -> tuple[list[DataLoader], str | None]
     return loaders, None
 
 
-def _compute_row_digests(loader: DataLoader) -> list[str]:
-    """Return a digest of each row of the next batch."""
-    return [hashlib.sha256(row.tobytes()).hexdigest()[:16] for row in loader.next_batch().tokens]
+def _compute_row_digests(loader: DataLoader, step: int | None = None) -> list[str]:
+    """Return a digest of each row of the next batch, of the size of a step or else a full one.
+
+    A row has batch.sequence_length tokens, also within the warm-up of the length.
+    """
+    rows = loader.next_batch(step).tokens.reshape(-1, loader.sequence_length)
+    return [hashlib.sha256(row.tobytes()).hexdigest()[:16] for row in rows]
 
 
 def _build_result(harness: EngineHarness, reports: list[Any]) -> CheckResult:
@@ -86,7 +91,10 @@ def _build_result(harness: EngineHarness, reports: list[Any]) -> CheckResult:
         if by_rank.setdefault(rank, batches) != batches:
             faults.append(FaultLocation("rows of peers", "tp+pp"))
     loader = build_data_loader(config.data, config.phase, config.batch, config.run.seed)
-    global_batches = [_compute_row_digests(loader) for _ in range(_NUM_BATCHES)]
+    # Full batches, of which a ramp returns the same rows in the same order
+    full_rows = iter([row for _ in range(_NUM_BATCHES) for row in _compute_row_digests(loader)])
+    sizes = islice(reference_packing.iter_batch_sizes(config.batch), _NUM_BATCHES)
+    global_batches = [[*islice(full_rows, size)] for size in sizes]
     loader.close()
     for i, rows in enumerate(global_batches):
         if any(by_rank[rank][i] != rows[rank::dp] for rank in by_rank):

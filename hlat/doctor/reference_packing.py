@@ -6,13 +6,14 @@ source in training order. A source is read for one document, or for the rows tha
 complete, and then the next source is selected (ADR 0012).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, repeat
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hlat.config.batch import BatchConfig
 from hlat.config.run import Config
 
 _SEQUENCES_PER_TURN = 4
@@ -38,10 +39,22 @@ class Delimiters:
     eos: int
 
 
-def find_stage(config: Config, step: int) -> int:
-    """Return the index of the stage that contains the first token of a step."""
+def find_stage(config: Config, num_full_batches: float) -> int:
+    """Return the index of the stage that contains the first token after some full batches."""
     ends = [*accumulate(stage.tokens or 0 for stage in config.phase.timeline)]
-    return sum(end <= step * config.batch.tokens_per_step for end in ends[:-1])
+    return sum(end <= num_full_batches * config.batch.tokens_per_step for end in ends[:-1])
+
+
+def iter_batch_sizes(batch: BatchConfig) -> Iterator[int]:
+    """Yield the sequences of each step: start + i x increment after i / n of the ramp's tokens."""
+    ramp, size, tokens = batch.ramp, batch.global_batch_size, 0
+    if ramp.start is not None and ramp.tokens is not None:
+        increment = ramp.increment or ramp.start
+        num_increments = (size - ramp.start) // increment
+        while (i := tokens * num_increments // ramp.tokens) < num_increments:
+            yield ramp.start + i * increment
+            tokens += (ramp.start + i * increment) * batch.sequence_length
+    yield from repeat(size)
 
 
 def pack_stream(
