@@ -3,12 +3,16 @@
 from pathlib import Path
 
 from hlat.checkpoint import checkpoint_directory
+from hlat.checkpoint.checkpoint_manifest import COMMIT_MARKER
 from hlat.checkpoint.training_state import TrainingState
 from hlat.config import run_identity
+from hlat.config.batch_steps import count_tokens
 from hlat.config.config_errors import ConfigError
 from hlat.config.run import Config
 from hlat.config.run_steps import compute_total_steps
 from hlat.storage.bounded_files import load_json
+from hlat.storage.storage_path import StoragePath, parse_storage_path
+from hlat.tracking import finished_runs
 
 _SOURCE_PREFIX, _TOKENIZER_KEY = "data.sources.", "data.tokenizer"
 """Keys of the fingerprint of the data that depend on the content of files."""
@@ -28,16 +32,67 @@ def validate_start(config: Config, run_dir: Path) -> None:
         return
     if checkpoint_directory.list_steps(root / "checkpoints"):
         return
-    path = _find_start(Path(start).expanduser())
+    source = Path(start).expanduser()
+    if not isinstance(checkpoint_directory.load_checkpoint_root(source), Path):
+        return
+    path = _find_start(source)
     try:
-        state = None if path is None else TrainingState.from_json(load_json(path / "state.json"))
+        if not isinstance(path, Path):
+            return
+        state = TrainingState.from_json(load_json(path / "state.json"))
     except (ConfigError, OSError, ValueError):
         return
-    if state is None or not isinstance(state.data.get("fingerprint"), dict):
+    if not isinstance(state.data.get("fingerprint"), dict):
         return
     if problems := find_start_problems(config, state, str(path)):
         prefix = f"cannot start from checkpoint.start_from at {path}"
         raise ConfigError(*(f"{prefix}: {problem}" for problem in problems))
+
+
+def load_start_digest(config: Config) -> str | None:
+    """Return the SHA-256 of the manifest of the checkpoint from which a new run starts.
+
+    None without checkpoint.start_from, and if the checkpoint cannot be read, which the start of the
+    run reports.
+    """
+    start = config.checkpoint.start_from
+    if start is None:
+        return None
+    try:
+        path = _find_start(parse_storage_path(start, "checkpoint.start_from"))
+        return None if path is None else load_digest(path)
+    except (ConfigError, OSError, ValueError):
+        return None
+
+
+def load_digest(path: StoragePath) -> str:
+    """Return the SHA-256 of the manifest of a checkpoint, which its commit marker contains.
+
+    Raises:
+        OSError: The marker cannot be read.
+        ValueError: The marker is damaged.
+    """
+    return (path / COMMIT_MARKER).read_bytes().decode("ascii")
+
+
+def find_replaced_start(config: Config, run_dir: Path) -> str | None:
+    """Return the problem if checkpoint.start_from is not the checkpoint from which a run started.
+
+    None for a run directory in checkpoint.start_from, since its newest checkpoint may change.
+    """
+    start = config.checkpoint.start_from
+    if start is None or checkpoint_directory.parse_step(Path(start)) is None:
+        return None
+    recorded = finished_runs.get_start(run_dir).get(finished_runs.START_DIGEST)
+    present = load_start_digest(config)
+    if None in (recorded, present) or recorded == present:
+        return None
+    return (
+        f"{run_dir} started from a checkpoint with manifest SHA-256 {recorded}, but "
+        f"checkpoint.start_from={start} has {present}; to start from this one, choose another "
+        f"run.name or move {run_dir} away; to continue the run, set run.name={run_dir.name} and "
+        "checkpoint.start_from=null"
+    )
 
 
 def build_last_state(config: Config) -> TrainingState:
@@ -47,7 +102,7 @@ def build_last_state(config: Config) -> TrainingState:
     step = compute_total_steps(config)
     return TrainingState(
         step=step,
-        tokens=step * config.batch.tokens_per_step,
+        tokens=count_tokens(step, config.batch),
         data={"fingerprint": settings | sources},
         fixed=run_identity.collect_fixed_settings(config),
         adjustable=run_identity.collect_adjustable_settings(config),
@@ -91,13 +146,10 @@ def find_start_problems(
     return problems
 
 
-def _find_start(source: Path) -> Path | None:
-    """Return a checkpoint, or the newest one of a run directory on this machine."""
+def _find_start(source: StoragePath) -> StoragePath | None:
+    """Return a checkpoint, or the newest one of a run directory."""
     if checkpoint_directory.parse_step(source) is not None:
         return source if source.is_dir() else None
     root = checkpoint_directory.load_checkpoint_root(source)
-    if not isinstance(root, Path):
-        return None
     checkpoints_dir = checkpoint_directory.find_checkpoints_dir(root)
-    newest = next(iter(checkpoint_directory.list_newest_first(checkpoints_dir)), None)
-    return newest if isinstance(newest, Path) else None
+    return next(iter(checkpoint_directory.list_newest_first(checkpoints_dir)), None)

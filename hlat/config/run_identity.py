@@ -36,9 +36,14 @@ _DATA_DEFAULTS = {"data.bos_token": None}
 """Default values of data settings that older versions lack; omitted from the default run name."""
 _OPTIMIZER_DEFAULTS = {"optimizer.ema_decay": None}
 """The same for settings of the optimizer."""
-INITIAL_WEIGHTS_DEFAULTS = {"model.init_from": None, "model.init_copies": "equal"}
+INITIAL_WEIGHTS_DEFAULTS = {
+    "model.init_from": None,
+    "model.init_copies": "equal",
+    "model.mlp.moe.upcycling_noise": None,
+}
 """Default values of the settings that select the initial weights."""
-_FIXED_DATA_KEYS = ("batch.global_batch_size", "batch.sequence_length")
+_RAMP_KEY = "batch.ramp"
+_FIXED_DATA_KEYS = ("batch.global_batch_size", "batch.sequence_length", _RAMP_KEY)
 """Keys that must never change: a stream belongs to a row of the global batch, and the first step of
 a stage depends on the tokens per step."""
 _KEYS_OF_ALL_RUNS = {
@@ -74,7 +79,9 @@ def collect_fixed_settings(config: Config) -> dict[str, Any]:
     return {
         key: value
         for key, value in _drop_unused(flatten_model(config.model), config).items()
-        if key in _KEYS_OF_ALL_RUNS or value != defaults[key] or key.startswith(extended)
+        if key in _KEYS_OF_ALL_RUNS
+        or value != defaults[key]
+        or (key.startswith(extended) and key not in INITIAL_WEIGHTS_DEFAULTS)
     }
 
 
@@ -144,6 +151,8 @@ def collect_adjustable_settings(config: Config) -> dict[str, Any]:
     masks = {"data.document_mask": data.document_mask, "data.loss_mask": data.loss_mask}
     if config.optimizer.lr_by_role == RoleLearningRates():  # as in runs without this setting
         del settings["optimizer.lr_by_role"]
+    if config.batch.length_warmup.start is not None:
+        settings["batch.length_warmup"] = _collect_fields(config.batch.length_warmup)
     return _drop_unused(settings, config) | masks | compute_hashes(config.extensions)
 
 
@@ -158,8 +167,9 @@ def collect_data_settings(data: DataConfig, batch: BatchConfig, seed: int) -> di
         "batch.sequence_length": batch.sequence_length,
         "data.eos_token": data.eos_token,
         "data.heldout_documents": data.heldout_documents,
-        # Absent without BOS, as in checkpoints of versions without this setting
+        # Absent without BOS or ramp, as in checkpoints of versions without these settings
         **({} if data.bos_token is None else {"data.bos_token": data.bos_token}),
+        **({} if batch.ramp.start is None else {_RAMP_KEY: _collect_fields(batch.ramp)}),
     }
 
 
@@ -220,6 +230,7 @@ def build_default_run_name(config: Config) -> str:
         restore_former_keys(adjustable),
         data,
         (config.batch.global_batch_size, config.batch.sequence_length),
+        *([] if config.batch.ramp.start is None else [_collect_fields(config.batch.ramp)]),
         (config.run.seed, config.checkpoint.start_from),
     ]
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _EXAMPLES = """\
 examples:
   hlat campaign hlat_tiny                              small stages on this machine, offline
+  hlat campaign anneal_tiny                            one trunk and several learning-rate decays
   hlat campaign hlat_70b dry_run=true                  jobs, nodes, hours and price
   hlat campaign hlat_70b hydra/launcher=slurm          submit every stage as a job
   hlat campaign hlat_70b status=true                   the stages with their states

@@ -34,7 +34,7 @@ class CampaignExecution:
         overrides: Launcher and its settings; empty: those of the last command.
 
     Raises:
-        ConfigError: The launcher does not run campaigns.
+        ConfigError: The launcher, or its setting dry_run, does not run campaigns.
     """
 
     def __init__(
@@ -48,6 +48,11 @@ class CampaignExecution:
             raise ConfigError(
                 f"hydra/launcher={self._launcher} does not run campaigns; use local, slurm or "
                 "kubernetes"
+            )
+        if composed.hydra.launcher.get("dry_run"):
+            raise ConfigError(
+                "hydra.launcher.dry_run=true submits no job, and later stages wait for the jobs of "
+                f"earlier ones; use hlat campaign {expanded.campaign.name} dry_run=true"
             )
 
     def start(self) -> int:

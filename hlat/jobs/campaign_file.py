@@ -24,7 +24,7 @@ ALL_STAGES = "all"
 """Value of `report` for a page of all stages."""
 _COMMON_KEYS = ("after", "launcher", "hours")
 _KEYS: dict[str, tuple[str, ...]] = {
-    "train": ("start_from",),
+    "train": ("start_from", "at_step", "at_tokens"),
     "average": ("last", "steps", "tokens"),
     "evaluate": (
         *("tasks", "steps", "tokens", "every_tokens", "limit", "shots", "data", "overrides"),
@@ -33,7 +33,7 @@ _KEYS: dict[str, tuple[str, ...]] = {
     "report": (),
 }
 """Keys of each kind besides that of the kind and the common ones."""
-_CHECKPOINT_KEYS = ("last", "steps", "tokens", "every_tokens")
+_CHECKPOINT_KEYS = ("last", "steps", "tokens", "every_tokens", "at_step", "at_tokens")
 """Keys that select checkpoints of a training stage; at most one is given."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _RESERVED_NAMES = {"campaign", "jobs", "replaced", "comparison", ALL_STAGES}
@@ -48,7 +48,9 @@ class CampaignStage:
         kind: One of `KINDS`.
         sources: Stages that an average, evaluation or report reads.
         overrides: Overrides of `hlat train` or `hlat evaluate`.
-        start_from: Training stage with the checkpoint from which a run starts.
+        start_from: Training stage with the checkpoint from which a run starts, by default the last.
+        at_step: Step of this checkpoint.
+        at_tokens: Token count of this checkpoint, rounded up to a step.
         after: Further stages that must finish first.
         launcher: Settings of `hydra.launcher` for this stage, by launcher.
         hours: Expected duration for the dry run, where the planner has none.
@@ -65,6 +67,8 @@ class CampaignStage:
     sources: tuple[str, ...] = ()
     overrides: tuple[str, ...] = ()
     start_from: str | None = None
+    at_step: int | None = None
+    at_tokens: int | None = None
     after: tuple[str, ...] = ()
     launcher: dict[str, Any] = field(default_factory=dict)
     hours: float | None = None
@@ -293,7 +297,7 @@ class _StageParser:
             elif name in ("steps", "tokens"):
                 numbers = value if isinstance(value, list) else [value]
                 parsed[name] = tuple(self._parse_int(path, number, 1) for number in numbers)
-            elif name in ("last", "every_tokens", "limit", "shots", "samples"):
+            elif name in ("limit", "shots", "samples") or name in _CHECKPOINT_KEYS:
                 parsed[name] = self._parse_int(path, value, 0 if name == "shots" else 1)
             elif name == "run_generated_code":
                 parsed[name] = self._parse_bool(path, value)
@@ -307,6 +311,11 @@ class _StageParser:
         selected = [name for name in _CHECKPOINT_KEYS if parsed.get(name) is not None]
         if len(selected) > 1:
             self.problems.append(f"{key}: give one of {' and '.join(selected)}")
+        if kind == "train" and selected and "start_from" not in parsed:
+            self.problems.append(
+                f"{key}.{selected[0]} selects a checkpoint of the stage in {key}.start_from; give "
+                "start_from"
+            )
         if kind == "average":
             numbers = [parsed.get(name) for name in ("steps", "tokens")]
             count = parsed.get("last") or max(len(n or ()) for n in numbers)

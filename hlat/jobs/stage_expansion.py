@@ -27,7 +27,8 @@ from hlat.inference.model_metadata import ModelMetadata
 from hlat.jobs.campaign_file import Campaign, CampaignStage
 from hlat.jobs.campaign_page import PAGE_NAME
 from hlat.jobs.stage_checkpoints import (
-    build_last_checkpoint_path,
+    build_checkpoint_path,
+    select_start,
     select_steps,
     validate_continues,
     validate_last,
@@ -122,16 +123,17 @@ class _StageExpander:
         ]
         source = stage.start_from
         if source is not None:
-            path = build_last_checkpoint_path(
-                source, self._get_run_dir(source), self.configs[source]
-            )
+            before = self.configs[source]
+            start = select_start(stage, before)
+            path = build_checkpoint_path(source, self._get_run_dir(source), before, start)
             arguments.append(format_override(_START_KEY, path))
         composed = compose_config(arguments)
         config = self.configs[stage.name] = resolve_config(composed)
         validate_feasibility(config)
-        if source is not None:
-            validate_continues(source, self.configs[source], config)
         detail = f"to step {compute_total_steps(config):,} of {config.model.name}"
+        if source is not None:
+            validate_continues(source, before, start, config)
+            detail = f"from step {start:,} of {source} {detail}"
         yaml = format_config(composed)
         return [self._build_job(stage, arguments, run_dir, run_dir, config=yaml, detail=detail)]
 

@@ -13,9 +13,7 @@ from typing import Any
 
 from hlat.config.config_errors import ConfigError
 from hlat.storage.durable_files import replace_file
-
-PLAN_FILE = "campaign.json"
-"""File in the directory of a campaign with its jobs as of the last command."""
+from hlat.tracking.run_directory import CAMPAIGN_FILE
 
 
 @dataclass(frozen=True)
@@ -61,7 +59,7 @@ def compute_digest(arguments: Sequence[str], config: str = "") -> str:
 def save_jobs(campaign_dir: Path, jobs: Sequence[StageJob]) -> None:
     """Write the jobs of a campaign atomically."""
     rows = [*map(asdict, jobs)]
-    replace_file(campaign_dir / PLAN_FILE, (json.dumps(rows, indent=1) + "\n").encode())
+    replace_file(campaign_dir / CAMPAIGN_FILE, (json.dumps(rows, indent=1) + "\n").encode())
 
 
 def load_jobs(campaign_dir: Path) -> list[StageJob]:
@@ -71,7 +69,7 @@ def load_jobs(campaign_dir: Path) -> list[StageJob]:
         ConfigError: The file is missing or invalid.
     """
     try:
-        rows = json.loads((campaign_dir / PLAN_FILE).read_text())
+        rows = json.loads((campaign_dir / CAMPAIGN_FILE).read_text())
         return [_parse_job(row) for row in rows]
     except (OSError, ValueError, TypeError) as error:
         raise ConfigError(f"{campaign_dir} is not the directory of a campaign") from error
@@ -79,7 +77,7 @@ def load_jobs(campaign_dir: Path) -> list[StageJob]:
 
 def is_campaign_dir(directory: Path) -> bool:
     """Return True if a campaign was started in the directory."""
-    return (directory / PLAN_FILE).is_file()
+    return (directory / CAMPAIGN_FILE).is_file()
 
 
 def find_dependents(jobs: Sequence[StageJob], names: set[str]) -> set[str]:

@@ -22,8 +22,9 @@ from hlat.checkpoint.checkpoint_directory import build_checkpoint_root, parse_st
 from hlat.checkpoint.checkpoint_lookup import VerifiedCheckpoint
 from hlat.checkpoint.rollback_log import Rollback
 from hlat.checkpoint.training_state import TrainingState
+from hlat.config.batch_steps import count_tokens
 from hlat.config.run import Config
-from hlat.config.run_steps import compute_total_steps
+from hlat.config.run_steps import compute_total_steps, count_readable_batches
 from hlat.data.data_loader import DataLoader
 from hlat.distributed.object_group import broadcast_object, run_on_rank0
 from hlat.engine.interface import Engine, StepMetrics
@@ -90,7 +91,7 @@ class RollbackPolicy:
         """
         tracker, group = self._tracker, self._engine.parallel_state.world_group
         first_bad_step = broadcast_object(group, self._spike_detector.first_bad_step)
-        num_readable = self._config.schedule.total_steps + self._loader.num_skipped_batches
+        num_readable = count_readable_batches(self._config) + self._loader.num_skipped_batches
         rollbacks = rollback_log.load_rollbacks(self._checkpoints_dir, num_readable, group, tracker)
         checkpoint, problem = self._find_target_checkpoint(first_bad_step, rollbacks)
         reason = (
@@ -103,7 +104,9 @@ class RollbackPolicy:
             return NextAction.STOP, state
         path, manifest = checkpoint.path, checkpoint.manifest
         target = training_checkpoint.load_training_state(checkpoint, group)
-        batches = self._loader.last_batches(state.step - first_bad_step + 1)
+        batch = self._config.batch
+        num_tokens = count_tokens(state.step, batch) - count_tokens(first_bad_step - 1, batch)
+        batches = self._loader.last_batches(num_tokens // batch.sequence_length)
         rollbacks.append(Rollback(target.step, batches))
         run_on_rank0(group, lambda: rollback_log.save_rollbacks(self._checkpoints_dir, rollbacks))
         details = {"to": target.step, "left_out": [batches.start, batches.stop], "reason": reason}

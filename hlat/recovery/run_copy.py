@@ -8,7 +8,7 @@ import os
 import shutil
 from pathlib import Path
 
-from hlat.checkpoint import checkpoint_directory, rollback_log
+from hlat.checkpoint import checkpoint_directory, rollback_log, start_validation
 from hlat.checkpoint.checkpoint_manifest import COMMIT_MARKER
 from hlat.config.config_errors import ConfigError
 from hlat.config.run import Config
@@ -32,7 +32,8 @@ def use_finished_run(config: Config, config_yaml: str, overrides: list[str]) -> 
     Raises:
         ConfigError: The run directory or the checkpoints cannot be written.
     """
-    source = finished_runs.find_finished_run(config)
+    start_digest = start_validation.load_start_digest(config)
+    source = finished_runs.find_finished_run(config, start_digest)
     run_dir = run_directory.build_run_dir(config.run)
     if source is None or (source != run_dir and not _has_last_checkpoint(source, config)):
         return False

@@ -1,15 +1,18 @@
-"""Dry run of the campaign of the HLAT paper."""
+"""Dry runs of campaigns of the package."""
 
 from pathlib import Path
+
+import pytest
 
 from hlat.jobs import campaign
 
 GOLDEN = Path(__file__).with_name("campaigns")
 
 
-def test_dry_run_of_hlat_70b_is_as_recorded(capsys, pytestconfig) -> None:
-    assert campaign.main(["hlat_70b", "dry_run=true"]) == 0
-    now, file = capsys.readouterr().out, GOLDEN / "hlat_70b.txt"
+@pytest.mark.parametrize("name", ["anneal_tiny", "hlat_70b"])
+def test_dry_run_is_as_recorded(name: str, capsys, pytestconfig) -> None:
+    assert campaign.main([name, "dry_run=true"]) == 0
+    now, file = capsys.readouterr().out, GOLDEN / f"{name}.txt"
     if pytestconfig.getoption("--update"):
         file.parent.mkdir(exist_ok=True)
         file.write_text(now)

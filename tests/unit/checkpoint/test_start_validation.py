@@ -8,12 +8,15 @@ import pytest
 
 from hlat.checkpoint.start_validation import (
     build_last_state,
+    find_replaced_start,
     find_start_problems,
+    load_start_digest,
     validate_start,
 )
 from hlat.checkpoint.training_state import TrainingState
 from hlat.config.config_errors import ConfigError
 from hlat.config.resolve import resolve_config
+from hlat.tracking.jsonl_log import open_events_log
 
 
 @pytest.fixture
@@ -28,6 +31,7 @@ def first(compose, tmp_path: Path) -> Path:
     checkpoint = tmp_path / "first/checkpoints/step_00000010"
     checkpoint.mkdir(parents=True)
     (checkpoint / "state.json").write_text(json.dumps(state.to_json()))
+    (checkpoint / "COMMITTED").write_text("a" * 64)
     return tmp_path / "first"
 
 
@@ -49,6 +53,29 @@ def test_a_run_with_own_checkpoints_resumes(first: Path, resolve, tmp_path: Path
     validate_start(resolve(start, "run.seed=3"), tmp_path / "second")
 
 
+def test_a_replaced_start_is_reported(first: Path, resolve, tmp_path: Path) -> None:
+    checkpoint, run_dir = first / "checkpoints/step_00000010", tmp_path / "second"
+    config, newest = (resolve(f"checkpoint.start_from={path}") for path in (checkpoint, first))
+    assert load_start_digest(config) == load_start_digest(newest) == "a" * 64
+    assert load_start_digest(resolve()) is None
+    assert load_start_digest(resolve("checkpoint.start_from=/nowhere")) is None
+    row = {"event": "resume", "step": 10, "attempt": 1, "time": 1.0, "manifest_sha256": "a" * 64}
+    run_dir.mkdir()
+    open_events_log(run_dir).append(row)
+    assert find_replaced_start(config, run_dir) is None
+    (checkpoint / "COMMITTED").write_text("b" * 64)
+    problem = find_replaced_start(config, run_dir)
+    assert problem is not None
+    assert (
+        f"checkpoint.start_from={checkpoint} has {'b' * 64}; to start from this one, choose"
+        in problem
+    )
+    assert find_replaced_start(newest, run_dir) is None, "its newest checkpoint may change"
+    assert find_replaced_start(config, tmp_path / "of another version") is None
+    (checkpoint / "COMMITTED").unlink()
+    assert find_replaced_start(config, run_dir) is None
+
+
 @pytest.mark.parametrize("content", ["{", "[]", "{}", None])
 def test_a_missing_or_damaged_checkpoint_is_left_to_the_run(
     first: Path, resolve, tmp_path: Path, content: str | None
@@ -57,8 +84,10 @@ def test_a_missing_or_damaged_checkpoint_is_left_to_the_run(
     file.unlink()
     if content is not None:
         file.write_text(content)
-    validate_start(resolve(f"checkpoint.start_from={first}", "run.seed=3"), tmp_path / "second")
-    validate_start(resolve("checkpoint.start_from=/nowhere", "run.seed=3"), tmp_path / "second")
+    for start in (first, "/nowhere"):
+        config = resolve(f"checkpoint.start_from={start}", "run.seed=3")
+        validate_start(config, tmp_path / "second")  # raises nothing
+        assert not (tmp_path / "second").exists()
 
 
 def test_start_problems_by_what_a_checkpoint_contains(compose):

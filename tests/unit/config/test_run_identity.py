@@ -99,6 +99,15 @@ def test_init_from_did_not_change_names_of_existing_runs(compose):
     }
 
 
+def test_upcycling_did_not_change_names_of_existing_runs(compose):
+    moe, key = ("model.mlp.kind=moe", "model.init_from=dense"), "model.mlp.moe.upcycling_noise"
+    without = collect_fixed_settings(resolve_config(compose(*moe)))
+    assert key not in without
+    noises = [resolve_config(compose(*moe, f"{key}={noise}")) for noise in (0, 0.1)]
+    assert [collect_fixed_settings(config)[key] for config in noises] == [0.0, 0.1]
+    assert len({build_default_run_name(config) for config in noises}) == 2
+
+
 def test_bos_did_not_change_names_of_existing_runs(compose, monkeypatch):
     hashed = []
     digest = run_identity.hashlib.sha256

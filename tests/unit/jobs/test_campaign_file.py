@@ -70,6 +70,18 @@ def test_a_cycle_is_rejected(tmp_path: Path) -> None:
         ("{a: {train: []}, b: {average: a, last: 2, steps: [1, 2]}}", "give one of last and steps"),
         ("{a: {train: []}, b: {evaluate: a}}", "stages.b: give tasks"),
         ("{a: {report: all}, b: {start_from: a, train: []}}", "a trains no model"),
+        (
+            "{a: {train: []}, b: {train: [], start_from: a, at_step: 2, at_tokens: 9}}",
+            "stages.b: give one of at_step and at_tokens",
+        ),
+        (
+            "{a: {train: [], at_step: 2}}",
+            "stages.a.at_step selects a checkpoint of the stage in stages.a.start",
+        ),
+        (
+            "{a: {train: []}, b: {train: [], start_from: a, steps: [2]}}",
+            "stages.b.steps is not a key of train stages; did you mean at_step?",
+        ),
         ("{a: {train: x}}", "stages.a.train: x is not a list of strings"),
         (
             "{a: {train: []}, b: {evaluate: a, tasks: [x/t.yaml]}}",
@@ -83,7 +95,7 @@ def test_invalid_stages_are_rejected(tmp_path: Path, stages: str, message: str) 
 
 
 def test_campaigns_of_the_package_are_valid_and_found_by_name() -> None:
-    assert {"hlat_tiny", "hlat_70b"} <= {*list_campaigns()}
+    assert {"anneal_tiny", "hlat_tiny", "hlat_70b"} <= {*list_campaigns()}
     for name in list_campaigns():
         assert load_campaign(find_campaign_file(name)).name == name
     with pytest.raises(ConfigError, match=r"hlat_70 is not a campaign; did you mean hlat_70b\?"):

@@ -11,6 +11,7 @@ from hlat.config.compose import compose_config
 from hlat.config.config_errors import ConfigError
 from hlat.inference import inference_config
 from hlat.jobs import stage_expansion
+from hlat.jobs.campaign_cost import compute_costs
 from hlat.jobs.campaign_file import load_campaign
 from hlat.jobs.stage_expansion import ExpandedCampaign, expand_campaign
 
@@ -37,8 +38,8 @@ def _compose_once() -> Iterator[None]:
         yield
 
 
-def expand(tmp_path: Path, *changes: tuple[str, str]) -> ExpandedCampaign:
-    text = STAGES
+def expand(tmp_path: Path, *changes: tuple[str, str], stages: str = STAGES) -> ExpandedCampaign:
+    text = stages
     for old, new in changes:
         assert old in text
         text = text.replace(old, new)
@@ -59,6 +60,57 @@ def test_jobs_have_the_commands_of_their_stages(tmp_path: Path) -> None:
     assert jobs["scores@20"].arguments == ("runs/chain/first", "tasks=piqa", "limit=3", "step=20")
     assert jobs["final"].arguments == (f"{run}/averages/mean", "tasks=piqa")
     assert jobs["final"].after == ("mean",)
+
+
+BRANCHES = """
+stages:
+  trunk:
+    train: [schedule=constant, run.steps=40, checkpoint.every_steps=10, checkpoint.keep_every_steps=20]
+  branch: {train: [run.steps=50], start_from: trunk, at_step: 20}
+"""
+
+
+@pytest.mark.parametrize(
+    ("selection", "step"), [("at_step: 20", 20), ("at_tokens: 39_000", 20), ("at_step: 40", 40)]
+)
+def test_a_branch_starts_from_the_selected_checkpoint(
+    tmp_path: Path, selection: str, step: int
+) -> None:
+    expanded = expand(tmp_path, ("at_step: 20", selection), stages=BRANCHES)
+    trunk, branch = expanded.jobs
+    path = f"runs/chain/trunk/checkpoints/step_{step:08}"
+    assert branch.arguments[-1] == f"checkpoint.start_from={path}"
+    assert (branch.after, branch.step) == (("trunk",), None)
+    assert branch.detail == f"from step {step} of trunk to step 50 of tiny"
+    (_, cost) = compute_costs(expanded)
+    assert cost.num_steps == 50 - step
+    assert trunk.digest != branch.digest
+
+
+@pytest.mark.parametrize(
+    ("selection", "problem"),
+    [
+        (
+            "at_step: 30",
+            "start_from=trunk, at_step=30: trunk does not keep its checkpoint of step 30: "
+            "checkpoint.every_steps=10 and checkpoint.keep_every_steps=20 (milestones have no "
+            "optimizer state); set both to a divisor of 30 in stages.trunk, or choose another "
+            "at_step",
+        ),
+        (
+            "at_tokens: 90_000",
+            "start_from=trunk, at_tokens=90000: trunk has the steps 1 to 40 (81,920 tokens) and "
+            "not 44; choose another at_tokens, or train trunk longer with run.steps and "
+            "schedule.total_steps",
+        ),
+    ],
+)
+def test_a_branch_from_a_checkpoint_that_the_trunk_lacks_is_rejected(
+    tmp_path: Path, selection: str, problem: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        expand(tmp_path, ("at_step: 20", selection), stages=BRANCHES)
+    assert caught.value.problems == (f"stages.branch: {problem}",)
 
 
 def test_a_stage_replaces_an_override_of_all_stages(tmp_path: Path) -> None:

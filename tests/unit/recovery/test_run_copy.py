@@ -9,10 +9,12 @@ import pytest
 
 from hlat.config.config_errors import ConfigError
 from hlat.config.resolve import resolve_config
+from hlat.config.run import Config
 from hlat.data import training_data
 from hlat.recovery import run_copy
 from hlat.tracking import finished_runs, provenance
 from hlat.tracking.jsonl_log import open_events_log
+from hlat.tracking.run_directory import build_run_dir
 
 CODE, DATA = "c0de", {"tokenizer": "x"}
 
@@ -140,6 +142,70 @@ def test_links_of_a_run_of_others_are_not_followed(finished: Path, config, tmp_p
     with pytest.raises(ConfigError, match="milestones is a symbolic link"):
         run_copy.use_finished_run(config("third"), "", [])
     assert not (tmp_path / "third").exists()
+
+
+def save_trunk(directory: Path, digest: str) -> Path:
+    """Write the commit marker of a checkpoint of a trunk."""
+    checkpoint = directory / "checkpoints/step_00000001"
+    checkpoint.mkdir(parents=True, exist_ok=True)
+    (checkpoint / "COMMITTED").write_text(digest)
+    return checkpoint
+
+
+def finish_branch(config: Config, start: dict[str, object]) -> None:
+    """Write the files of a finished branch; `start` are fields of the event of its start."""
+    run_dir, times = build_run_dir(config.run), {"attempt": 1, "time": 1.0}
+    (run_dir / "checkpoints/step_00000002").mkdir(parents=True)
+    open_events_log(run_dir).append({"event": "resume", "step": 1, **times, **start})
+    identity = finished_runs.build_identity(run_dir, config, DATA)
+    (run_dir / "provenance.json").write_text(json.dumps(identity))
+    (run_dir / "metrics.jsonl").write_text('{"step": 2, "attempt": 1, "time": 1.0}\n')
+    open_events_log(run_dir).append({"event": "finish", "step": 2, **times})
+    finished_runs.record_finished_run(config)
+
+
+def test_a_branch_is_found_by_the_digest_of_its_start(config, tmp_path: Path) -> None:
+    trunk, equal, other = (
+        save_trunk(tmp_path / name, digest * 64)
+        for name, digest in (("trunk", "a"), ("equal", "a"), ("other", "b"))
+    )
+    finish_branch(config("first", f"checkpoint.start_from={trunk}"), {"manifest_sha256": "a" * 64})
+
+    def is_reused(name: str, start: Path | None) -> bool:
+        given = config(name, *([f"checkpoint.start_from={start}"] if start else []))
+        return run_copy.use_finished_run(given, "", [])
+
+    assert is_reused("second", equal)
+    assert is_reused("third", equal.parent.parent), "its newest checkpoint"
+    assert not is_reused("fourth", other)
+    assert not is_reused("fifth", None)
+    save_trunk(tmp_path / "trunk", "b" * 64)
+    assert not is_reused("sixth", trunk), "another trunk at the same path"
+    assert not is_reused("seventh", tmp_path / "nowhere")
+
+
+def test_a_branch_with_an_unknown_start_is_not_found(config, tmp_path: Path) -> None:
+    trunk = save_trunk(tmp_path / "trunk", "a" * 64)
+    branch = config("first", f"checkpoint.start_from={trunk}")
+    finish_branch(branch, {})
+    assert finished_runs.find_finished_run(config("second")) is None
+    assert not run_copy.use_finished_run(branch, "", [])
+
+
+def test_campaigns_of_a_root_use_runs_of_each_other(config, tmp_path: Path) -> None:
+    def build(campaign: str, *more: str) -> Config:
+        (tmp_path / campaign).mkdir(exist_ok=True)
+        return config("trunk", f"run.root={tmp_path / campaign}", *more)
+
+    for name in ("a", "b"):
+        build(name)
+        (tmp_path / name / "campaign.json").write_text("[]")
+    finish_branch(build("a"), {"event": "start", "step": 0})
+    assert not run_copy.use_finished_run(build("c"), "", []), "not a campaign"
+    destination = f"checkpoint.destination={tmp_path / 'd'}"
+    assert not run_copy.use_finished_run(build("b", destination), "", [])
+    assert run_copy.use_finished_run(build("b"), "", [])
+    assert (tmp_path / "b/trunk/checkpoints/step_00000002").is_dir()
 
 
 def test_copies_are_no_further_samples() -> None:
