@@ -47,6 +47,8 @@ class Component:
     """Dataclass of the settings at `<section>.<kind>`; None: it has none."""
     implementation: Any = None
     """Torch module, class or function; None until its module is imported."""
+    base: str | None = None
+    """Kind of the section whose settings the component uses too; None: no other."""
 
 
 _components: dict[tuple[str, str], Component] = {}
@@ -59,14 +61,16 @@ def register_component(
     spec: Any = None,
     settings: type | None = None,
     implementation: Any = None,
+    base: str | None = None,
 ) -> None:
     """Add a component that `<section>.<key>=<kind>` selects; see `Component` for the arguments.
 
     In a section of `CHOICE_SCHEMAS`, `<section>=<kind>` selects it.
 
     Raises:
-        ConfigError: There is no such section, the kind is not a name or has been registered, a
-            setting has no default, or the specification of a choice has another type.
+        ConfigError: There is no such section, the kind is not a name or has been registered, the
+            base is unknown, a setting has no default, or the specification of a choice has another
+            type.
     """
     if section not in SELECTORS and section not in CHOICE_SCHEMAS:
         sections = ", ".join([*SELECTORS, *CHOICE_SCHEMAS])
@@ -75,11 +79,21 @@ def register_component(
         raise ConfigError(f"the kind {kind!r} of {section} is not a name of letters, digits and _")
     if (section, kind) in _components or kind in _list_files(section):
         raise ConfigError(f"{section} already has a component {kind}; choose another name")
+    if base is not None and (section, base) not in _components:
+        raise ConfigError(f"the base of {section}={kind}: {format_unknown_kind(section, base)}")
     if settings is not None and (problem := _find_settings_problem(settings)):
         raise ConfigError(f"the settings of {section}={kind}: {problem}")
     if (schema := CHOICE_SCHEMAS.get(section)) is not None and not isinstance(spec, schema):
         raise ConfigError(f"the specification of {section}={kind} is no {schema.__name__}")
-    _components[section, kind] = Component(section, kind, summary, spec, settings, implementation)
+    component = Component(section, kind, summary, spec, settings, implementation, base)
+    _components[section, kind] = component
+
+
+def list_base_kinds(section: str, kind: str) -> list[str]:
+    """Return a kind, its base, the base of that, and so on; an unknown kind has no base."""
+    component = _components.get((section, kind))
+    base = None if component is None else component.base
+    return [kind, *([] if base is None else list_base_kinds(section, base))]
 
 
 def set_implementation(section: str, kind: str, implementation: Any) -> None:
@@ -152,13 +166,14 @@ def find_component_problems(config: Any) -> Iterator[str]:
     """Yield a message for each unknown kind, and for settings of kinds that are not selected."""
     for section, key in SELECTORS.items():
         values, kinds = _get_section(config, section), _list_selected(config, section)
+        used = {used for kind in kinds for used in list_base_kinds(section, kind)}
         for kind in kinds:
             if (section, kind) not in _components:
                 yield format_unknown_kind(section, kind)
         for component in list_components(section):
             settings = getattr(values, component.kind, None)
             is_set = component.settings is not None and settings != component.settings()
-            if component.kind not in kinds and is_set:
+            if component.kind not in used and is_set:
                 yield (
                     f"the settings {section}.{component.kind} have no effect, since "
                     f"{section}.{key} is {','.join(kinds) or 'empty'}; add "
@@ -168,11 +183,16 @@ def find_component_problems(config: Any) -> Iterator[str]:
 
 def list_unused_settings(config: Any) -> set[str]:
     """Return the prefixes of the settings of components that a configuration does not select."""
+    used = {
+        (section, used)
+        for section in SELECTORS
+        for kind in _list_selected(config, section)
+        for used in list_base_kinds(section, kind)
+    }
     return {
-        f"{component.section}.{component.kind}."
-        for component in list_components()
-        if component.section in SELECTORS
-        and component.kind not in _list_selected(config, component.section)
+        f"{section}.{kind}."
+        for section, kind in _components
+        if section in SELECTORS and (section, kind) not in used
     }
 
 

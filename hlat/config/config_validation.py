@@ -16,6 +16,7 @@ from hlat.config.run import Config
 from hlat.config.schedule import ScheduleSpec
 from hlat.model.decoder_spec import find_conflicts, list_parameter_specs
 from hlat.model.families import FAMILY_NAMES
+from hlat.model.upcycling_spec import find_upcycling_problems
 from hlat.optim.optimizer_spec import EMA, find_average, get_optimizer_spec
 
 
@@ -110,6 +111,7 @@ def validate_components(config: Config) -> Iterator[str]:
         yield from problems
         return
     yield from find_conflicts(config.model)
+    yield from find_upcycling_problems(config.model)
     if config.model.family not in FAMILY_NAMES:
         yield f"model.family={config.model.family} is unknown; use {', '.join(FAMILY_NAMES)}"
 

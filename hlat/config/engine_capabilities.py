@@ -19,6 +19,7 @@ from hlat.config.conditions import are_met, resolve_references
 from hlat.config.config_errors import ConfigError
 from hlat.config.engine import EngineBackend
 from hlat.config.run import Config
+from hlat.model.mlp_spec import get_mlp_spec
 
 _YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the one in C is ten times as fast
 STOCHASTIC_ROUNDING_DEVICES = frozenset({"neuron", "xla"})
@@ -95,6 +96,8 @@ def _get_value(config: Config, key: str, device_type: str | None = None) -> Any:
     """Return the value of a key as in YAML, or a derived value that the YAML file refers to."""
     if key == "hardware_rounds":
         return device_type in STOCHASTIC_ROUNDING_DEVICES
+    if key == "has_experts":
+        return get_mlp_spec(config.model).count_experts(config.model) > 0
     if key == "padded_vocab_size":
         tp = max(1, config.parallelism.tp)
         return -(-config.model.vocab_size // tp) * tp

@@ -131,11 +131,11 @@ def format_repeat_command(key: str, value: str) -> str:
     return shlex.join([*_find_command(), "train", *words])
 
 
-def build_command(python: str, overrides: list[str], module: str = "hlat.train") -> list[str]:
+def build_command(overrides: list[str], module: str = "hlat.train") -> list[str]:
     """Return the command that runs `module` with the configuration of this process."""
     if (directory := _get_frozen_config_dir()) is not None:
-        return build_frozen_command(python, directory, module)
-    return [python, "-m", module, *_get_config_dir_flags(), *overrides]
+        return build_frozen_command(sys.executable, directory, module)
+    return [sys.executable, "-m", module, *_get_config_dir_flags(), *overrides]
 
 
 def build_config_dir_flags(hydra_config: HydraConf | DictConfig) -> list[str]:

@@ -9,6 +9,7 @@ from enum import Enum
 from omegaconf import MISSING
 
 from hlat.config.bounds import bounded
+from hlat.model import moe_spec as moe_spec  # registers its specification
 from hlat.model.attention_spec import AttentionConfig
 from hlat.model.decoder_spec import ScaledInit
 from hlat.model.embedding_spec import EmbeddingConfig, HeadConfig

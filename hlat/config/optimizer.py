@@ -38,6 +38,8 @@ class RoleLearningRates:
     """Biases of linear layers."""
     sink: float | None = _bounded_lr()
     """Attention sinks."""
+    router: float | None = _bounded_lr()
+    """Routers of mixtures of experts."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Tensor, pipeline and data parallelism."""
+"""Tensor, pipeline, data and expert parallelism."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -38,11 +38,14 @@ class ParallelismConfig:
     """Pipeline-parallel degree: number of ranks over which the layers are split."""
     dp: int | None = bounded(None, min=1)
     """Data-parallel degree; null: number of processes / (tp x pp)."""
+    ep: int = bounded(1, min=1)
+    """Expert-parallel degree: number of consecutive data-parallel ranks over which the experts of
+    each layer are split. It divides dp, and the other dp / ep ranks have replicas."""
     sequence_parallel: bool = False
     """Shard the activations between tensor-parallel regions along the sequence; needs tp > 1."""
     zero: int = bounded(0, min=0, max=3)
-    """ZeRO stage, sharded over the data-parallel ranks: 0 nothing, 1 optimizer states and master
-    weights, 2 also accumulated gradients, 3 also weights."""
+    """ZeRO stage, sharded over the data-parallel ranks, and for experts over their replicas: 0
+    nothing, 1 optimizer states and master weights, 2 also accumulated gradients, 3 also weights."""
     pipeline_schedule: PipelineSchedule = PipelineSchedule.one_f_one_b
     """Order of the micro batches in a pipeline."""
     stages_per_rank: int = bounded(1, min=1)

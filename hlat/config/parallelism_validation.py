@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from hlat.config.engine import EngineBackend
 from hlat.config.parallelism import PipelineSchedule
 from hlat.config.run import Config
+from hlat.model.mlp_spec import get_mlp_spec
 
 
 def validate_tensor_parallel(config: Config) -> Iterator[str]:
@@ -22,10 +23,9 @@ def validate_tensor_parallel(config: Config) -> Iterator[str]:
             f"parallelism.tp={tp} is neither a divisor nor a multiple of "
             f"model.num_key_value_heads={kv_heads}; use {_format_choices(valid)}"
         )
-    if model.intermediate_size % tp:
-        yield format_divisibility_error(
-            "parallelism.tp", tp, "model.intermediate_size", model.intermediate_size
-        )
+    for key, size in get_mlp_spec(model).list_sharded_sizes(model).items():
+        if size % tp:
+            yield format_divisibility_error("parallelism.tp", tp, key, size)
 
 
 def validate_sequence_parallel(config: Config) -> Iterator[str]:
@@ -100,6 +100,28 @@ def validate_world_size(config: Config) -> Iterator[str]:
         )
 
 
+def validate_expert_parallel(config: Config) -> Iterator[str]:
+    """Require that ep divides dp, and that each expert-parallel rank has an expert."""
+    layout, num_experts = config.parallelism, get_mlp_spec(config.model).count_experts(config.model)
+    per_replica, ep = layout.tp * layout.pp, layout.ep
+    if ep <= 1 or per_replica < 1:
+        return
+    if num_experts == 0:
+        yield (
+            f"parallelism.ep={ep} splits experts, and model.mlp.kind={config.model.mlp.kind} has "
+            "none; set parallelism.ep=1"
+        )
+        return
+    if ep > num_experts:
+        yield (
+            f"parallelism.ep={ep} exceeds model.mlp.moe.num_experts={num_experts}; use at most "
+            f"{num_experts}"
+        )
+    dp = layout.dp or config.num_processes // per_replica
+    if dp >= 1 and dp % ep:
+        yield format_divisibility_error("parallelism.ep", ep, "parallelism.dp", dp)
+
+
 def validate_batch_size(config: Config) -> Iterator[str]:
     """Require the same number of full micro batches on every data-parallel rank."""
     total, micro = config.batch.global_batch_size, config.micro_batch_size
@@ -115,6 +137,67 @@ def validate_batch_size(config: Config) -> Iterator[str]:
         yield (
             f"batch.global_batch_size={total} is not a multiple of batch.micro_batch_size={micro} "
             f"x dp={dp}; use {sizes}batch.global_batch_size={nearest}"
+        )
+
+
+def validate_batch_ramp(config: Config) -> Iterator[str]:
+    """Require sizes of the ramp that reach the full batch, in full micro batches on all ranks."""
+    ramp, total = config.batch.ramp, config.batch.global_batch_size
+    if ramp.start is None:
+        return
+    increment = ramp.start if ramp.increment is None else ramp.increment
+    if ramp.tokens is None:
+        yield (
+            f"batch.ramp.start={ramp.start} needs batch.ramp.tokens, which is null; set it to the "
+            "tokens until the full batch"
+        )
+    if min(ramp.start, increment, total) < 1:
+        return
+    if ramp.start >= total or (total - ramp.start) % increment:
+        starts = range(total % increment or increment, total, increment)
+        remedy = f"batch.ramp.start {_format_choices(starts)}" if starts else "a smaller increment"
+        yield (
+            f"batch.ramp.start={ramp.start} does not reach batch.global_batch_size={total} in "
+            f"increments of {increment}; use {remedy}"
+        )
+        return
+    layout, multiple = config.parallelism, config.micro_batch_size
+    multiple *= config.num_processes // max(1, layout.tp * layout.pp)
+    unit = "one micro batch on each data-parallel rank"
+    if layout.pipeline_schedule is not PipelineSchedule.one_f_one_b:
+        multiple *= layout.pp
+        unit = f"{layout.pp} micro batches on each data-parallel rank"
+    remedy = "a smaller batch.micro_batch_size" if config.micro_batch_size > 1 else "fewer ranks"
+    if multiple and total % multiple == 0 and (ramp.start % multiple or increment % multiple):
+        yield (
+            f"batch.ramp.start={ramp.start} and increment={increment} are not both multiples of "
+            f"{multiple}, the sequences of {unit}; use multiples of {multiple}, or {remedy}"
+        )
+
+
+def validate_length_warmup(config: Config) -> Iterator[str]:
+    """Require a first length that doubles to sequence_length and that all tp ranks can shard."""
+    warmup, length = config.batch.length_warmup, config.batch.sequence_length
+    if warmup.start is None:
+        return
+    if warmup.tokens is None:
+        yield (
+            f"batch.length_warmup.start={warmup.start} needs batch.length_warmup.tokens, which is "
+            "null; set it to the tokens until the full length"
+        )
+    layout = config.parallelism
+    unit = max(1, layout.tp) if layout.sequence_parallel else 1
+    choices = [length >> i for i in range(1, length.bit_length()) if length % (unit << i) == 0]
+    if choices and warmup.start not in choices:
+        yield (
+            f"batch.length_warmup.start={warmup.start} does not double to "
+            f"batch.sequence_length={length}{f' in parts for tp={unit}' if unit > 1 else ''}; use "
+            f"{_format_choices(sorted(one for one in choices if one >= 2))}"
+        )
+    elif not choices:
+        yield (
+            f"batch.sequence_length={length} cannot be halved; use "
+            "batch.length_warmup.start=null, or an even length"
         )
 
 
@@ -158,7 +241,10 @@ PARALLELISM_VALIDATORS: tuple[Callable[[Config], Iterable[str]], ...] = (
     validate_sequence_parallel,
     validate_pipeline,
     validate_world_size,
+    validate_expert_parallel,
     validate_batch_size,
+    validate_batch_ramp,
+    validate_length_warmup,
     validate_compressed_groups,
     validate_spread_groups,
 )
@@ -174,7 +260,7 @@ def _list_divisors(number: int) -> list[int]:
     return [n for n in range(1, number + 1) if number % n == 0]
 
 
-def _format_choices(values: list[int]) -> str:
+def _format_choices(values: Iterable[int]) -> str:
     """Return text such as "1, 2, 4 or 8", abbreviated for more than 12 numbers."""
     choices = [str(n) for n in values]
     if len(choices) > 12:

@@ -81,11 +81,11 @@ class Config:
         """Sequences per forward pass on one data-parallel rank."""
         if self.batch.micro_batch_size is not None:
             return self.batch.micro_batch_size
-        return max(1, self.batch.global_batch_size // self._data_parallel_size)
+        return max(1, self.batch.size_divisor // self._data_parallel_size)
 
     @property
     def num_micro_batches(self) -> int:
-        """Micro batches of a step on each data-parallel rank."""
+        """Micro batches of a step with the full batch on each data-parallel rank."""
         return self.batch.global_batch_size // (self.micro_batch_size * self._data_parallel_size)
 
     @property

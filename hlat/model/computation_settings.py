@@ -11,9 +11,10 @@ import json
 import math
 from collections.abc import Mapping
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from hlat.model.attention_spec import LayerType, get_layer_type, get_window
+from hlat.model.moe_spec import get_expert_size, list_sparse_layers
 from hlat.model.parametrization_spec import (
     compute_attention_scale,
     compute_depth_ratio,
@@ -25,7 +26,11 @@ if TYPE_CHECKING:
     from hlat.config.model import ModelConfig
 
 _TRAINING_SETTINGS = frozenset(
-    {"name", "family", "init_std", "scaled_init", "init_from", "init_copies", "head.z_loss"}
+    {
+        *("name", "family", "init_std", "scaled_init", "init_from", "init_copies"),
+        *("head.z_loss", "mlp.moe.balance_loss", "mlp.moe.z_loss", "mlp.moe.bias_update_rate"),
+        *("mlp.moe.balance_scope", "mlp.moe.capacity_factor", "mlp.moe.upcycling_noise"),
+    }
 )
 """Settings without effect on the logits."""
 
@@ -70,6 +75,9 @@ def compute_effective_settings(model: ModelConfig) -> dict[str, Any]:
         for path, value in flatten_settings(model).items()
         if path not in _TRAINING_SETTINGS
     }
+    settings["mlp.moe.intermediate_size"] = get_expert_size(model)
+    sparse_layers = list_sparse_layers(model)
+    settings |= {"mlp.moe.num_dense_layers": sparse_layers, "mlp.moe.every": sparse_layers}
     return (
         settings
         | _compute_attention_settings(model)
@@ -159,16 +167,19 @@ def _is_equal(value: Any, other: Any) -> bool:
     return bool(value == other)
 
 
-def replace_settings(model: ModelConfig, settings: Mapping[str, Any]) -> ModelConfig:
-    """Return a copy of a model with other values by path."""
+_Section = TypeVar("_Section")
+
+
+def replace_settings(section: _Section, settings: Mapping[str, Any]) -> _Section:
+    """Return a copy of a model, or of a section of it, with other values by path."""
     direct = {path: value for path, value in settings.items() if "." not in path}
     nested: dict[str, dict[str, Any]] = {}
     for path, value in settings.items():
-        section, _, name = path.partition(".")
-        if name:
-            nested.setdefault(section, {})[name] = value
+        name, _, rest = path.partition(".")
+        if rest:
+            nested.setdefault(name, {})[rest] = value
     sections = {
-        section: dataclasses.replace(getattr(model, section), **values)
-        for section, values in nested.items()
+        name: replace_settings(getattr(section, name), values) for name, values in nested.items()
     }
-    return dataclasses.replace(model, **direct, **sections)
+    changed: Any = section
+    return cast(_Section, dataclasses.replace(changed, **direct, **sections))

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from hlat.config.components import get_implementation
 from hlat.config.model import ModelConfig
+from hlat.model import moe as moe  # registers its implementation
 from hlat.model.attention import Attention
 from hlat.model.attention_kernels import KeyRange, build_masks, compute_document_starts
 from hlat.model.attention_spec import LayerType, get_layer_type, get_window
@@ -25,6 +26,7 @@ from hlat.model.kv_cache import KVCache, KVCacheUpdate
 from hlat.model.linear import Embedding, Linear
 from hlat.model.loss import compute_logits
 from hlat.model.mlp import MLP
+from hlat.model.mlp_spec import get_layer_mlp_kind
 from hlat.model.norm import build_norm
 from hlat.model.norm_spec import NORM_NAMES
 from hlat.model.parametrization_spec import (
@@ -49,7 +51,8 @@ class DecoderLayer(nn.Module):
                 self.add_module(name, build_norm(model, fp32_norms))
         attention = get_implementation("model.attention", model.attention.kind)
         self.self_attn: Attention = attention(model, layer, fp32_norms)
-        self.mlp: MLP = get_implementation("model.mlp", model.mlp.kind)(model)
+        kind = get_layer_mlp_kind(model, layer)
+        self.mlp: MLP = get_implementation("model.mlp", kind)(model)
 
     def forward(
         self,

@@ -27,8 +27,15 @@ from hlat.model.activation_spec import (
     ParallelRegion,
 )
 from hlat.model.attention_spec import get_attention_spec
-from hlat.model.mlp_spec import get_mlp_spec
+from hlat.model.mlp_spec import (
+    StatisticsSize,
+    StepMetricValue,
+    get_layer_mlp_kind,
+    get_layer_mlp_spec,
+    get_mlp_spec,
+)
 from hlat.model.parameter_spec import (
+    BufferSpec,
     ModuleParameter,
     ParameterRole,
     ParameterSpec,
@@ -60,11 +67,12 @@ def find_conflicts(model: ModelConfig) -> Iterator[str]:
 
 def list_module_parameters(model: ModelConfig) -> tuple[ModuleParameter, ...]:
     """Return every parameter of decoder.Decoder in the order of the forward pass."""
-    layer_parameters = list_layer_parameters(model)
+    kinds = group_layers(model)
+    parameters = {kind: list_layer_parameters(model, kind) for kind in set(kinds)}
     layers = (
         _move_to_layer(parameter, layer)
-        for layer in range(model.num_layers)
-        for parameter in layer_parameters
+        for layer, kind in enumerate(kinds)
+        for parameter in parameters[kind]
     )
     return (*list_input_parameters(model), *layers, *list_output_parameters(model))
 
@@ -84,8 +92,8 @@ def list_output_parameters(model: ModelConfig) -> tuple[ModuleParameter, ...]:
     return (*norm, head) if head else (*norm,)
 
 
-def list_layer_parameters(model: ModelConfig) -> tuple[ModuleParameter, ...]:
-    """Return the parameters of one layer, named without the layer, in the order of transformers.
+def list_layer_parameters(model: ModelConfig, layer: int) -> tuple[ModuleParameter, ...]:
+    """Return the parameters of a layer, named without the layer, in the order of transformers.
 
     Norms before attention and MLP precede them, and norms after them follow.
     """
@@ -98,7 +106,7 @@ def list_layer_parameters(model: ModelConfig) -> tuple[ModuleParameter, ...]:
         *get_attention_spec(model).list_parameters(model),
         *after_attention,
         *before_mlp,
-        *get_mlp_spec(model).list_parameters(model),
+        *get_layer_mlp_spec(model, layer).list_parameters(model),
         *after_mlp,
     )
 
@@ -108,9 +116,23 @@ def list_parameter_specs(model: ModelConfig) -> tuple[ParameterSpec, ...]:
     return tuple(spec for parameter in list_module_parameters(model) for spec in parameter.specs)
 
 
+def list_buffer_specs(model: ModelConfig) -> tuple[BufferSpec, ...]:
+    """Return every canonical buffer in the order of the layers."""
+    return tuple(
+        replace(spec, name=f"model.layers.{layer}.{spec.name}")
+        for layer in range(model.num_layers)
+        for spec in get_layer_mlp_spec(model, layer).list_buffers(model)
+    )
+
+
 def count_parameters(model: ModelConfig) -> int:
     """Return the number of weights of the full model; a tied head counts once."""
     return sum(spec.numel for spec in list_parameter_specs(model))
+
+
+def count_active_parameters(model: ModelConfig) -> int:
+    """Return the number of weights that are applied to a token."""
+    return round(sum(spec.numel * spec.token_fraction for spec in list_parameter_specs(model)))
 
 
 def list_copied_parameters(model: ModelConfig) -> tuple[ModuleParameter, ...]:
@@ -119,14 +141,17 @@ def list_copied_parameters(model: ModelConfig) -> tuple[ModuleParameter, ...]:
 
 
 def group_layers(model: ModelConfig) -> list[int]:
-    """Return for each layer the first layer of the same kind, with equal cost."""
+    """Return for each layer the first layer of the same kind, with equal parameters and cost."""
     first: dict[Hashable, int] = {}
-    return [
-        first.setdefault(
-            (attention_spec.get_window(model, layer), rope_spec.has_rope(model, layer)), layer
+
+    def get_kind(layer: int) -> Hashable:
+        return (
+            attention_spec.get_window(model, layer),
+            rope_spec.has_rope(model, layer),
+            get_layer_mlp_kind(model, layer),
         )
-        for layer in range(model.num_layers)
-    ]
+
+    return [first.setdefault(get_kind(layer), layer) for layer in range(model.num_layers)]
 
 
 @dataclass(frozen=True)
@@ -153,8 +178,8 @@ def compute_layer_flops(
     """Return the FLOPs of a layer for one token."""
     scores = get_attention_spec(model).compute_score_flops_per_token(model, layer, sequence_length)
     num_weights = sum(
-        spec.compute_local_numel(tp)
-        for parameter in list_layer_parameters(model)
+        spec.compute_local_numel(tp) * spec.token_fraction
+        for parameter in list_layer_parameters(model, layer)
         for spec in parameter.specs
         if len(spec.shape) == 2
     )
@@ -169,10 +194,11 @@ def compute_output_flops(model: ModelConfig, tp: int = 1) -> float:
 def compute_flops_per_token(model: ModelConfig, sequence_length: int) -> float:
     """Return the FLOPs of one training token, forward and backward.
 
-    Three times those of the forward pass: 2 per weight of a matrix, and those of attention, which
-    counts the positions that a token attends to. The head counts once; embedding lookup and
-    recomputation do not count. For Llama this is F = 3 [L (4 h^2 + 4 h h_kv + 6 h I + 2 s h) +
-    2 V h] with h_kv = key/value heads x head size, and reproduces the MFU figures that AWS Neuron
+    Three times those of the forward pass: 2 per weight of a matrix that is applied to the token,
+    and those of attention, which counts the positions that a token attends to. The head counts
+    once; embedding lookup and recomputation do not count. For Llama this is
+    F = 3 [L (4 h^2 + 4 h h_kv + 6 h I + 2 s h) + 2 V h] with h_kv = key/value heads x head size,
+    and reproduces the MFU figures that AWS Neuron
     publishes: 42.86 GF for 7B at 4096 tokens.
 
     Args:
@@ -184,6 +210,18 @@ def compute_flops_per_token(model: ModelConfig, sequence_length: int) -> float:
         for layer, count in Counter(group_layers(model)).items()
     )
     return 3.0 * (layers + compute_output_flops(model))
+
+
+def get_statistics_size(model: ModelConfig) -> StatisticsSize | None:
+    """Return the number of statistics of a layer over a training step; None without any."""
+    return get_mlp_spec(model).get_statistics_size(model)
+
+
+def compute_step_metrics(
+    model: ModelConfig, counts: list[list[int]], sums: list[list[float]]
+) -> dict[str, StepMetricValue]:
+    """Return metrics of a step from the statistics of each layer over the global batch."""
+    return get_mlp_spec(model).compute_step_metrics(model, counts, sums)
 
 
 def list_layer_activations(
@@ -199,7 +237,7 @@ def list_layer_activations(
         ),
         *norm_spec.list_activations(model, execution),
         *get_attention_spec(model).list_activations(model, layer, execution),
-        *get_mlp_spec(model).list_activations(model, execution),
+        *get_layer_mlp_spec(model, layer).list_activations(model, execution),
     )
 
 
@@ -228,7 +266,7 @@ def compute_init_std(parameter: ParameterSpec, model: ModelConfig) -> float:
     and CompleteP, whose residual multiplier depends on the depth, scales by that of the base.
     """
     std = model.init_std
-    if parameter.role in (ParameterRole.matrix, ParameterRole.residual):
+    if parameter.role in (ParameterRole.matrix, ParameterRole.residual, ParameterRole.router):
         std *= parametrization_spec.compute_width_ratio(model) ** -0.5
     if parameter.role is not ParameterRole.residual or parameter.layer is None:
         return std
@@ -245,4 +283,6 @@ def _move_to_layer(parameter: ModuleParameter, layer: int) -> ModuleParameter:
         replace(spec, name=f"model.layers.{layer}.{spec.name}", layer=layer)
         for spec in parameter.specs
     )
-    return replace(parameter, name=f"layers.{layer}.{parameter.name}", specs=tuple(specs))
+    region = f"layers.{layer}.{parameter.region}" if parameter.region else None
+    name = f"layers.{layer}.{parameter.name}"
+    return replace(parameter, name=name, specs=tuple(specs), region=region)

@@ -42,14 +42,17 @@ class UngatedActivation(nn.Module):
 class MLP(nn.Module):
     """Feed-forward network; rows of gate_up_proj alternate gate and up blocks."""
 
-    def __init__(self, model: ModelConfig) -> None:
+    def __init__(self, model: ModelConfig, intermediate_size: int | None = None) -> None:
+        """Build a network; the default width is model.intermediate_size."""
         super().__init__()
-        hidden, intermediate = model.hidden_size, model.intermediate_size
+        hidden, intermediate = model.hidden_size, intermediate_size or model.intermediate_size
         activation = model.mlp.activation
         self.is_gated = activation.is_gated
         if self.is_gated:
             self.gate_up_proj = Linear(hidden, 2 * intermediate, bias=False)
-            self.activation: nn.Module = GatedActivation(activation, compute_block_size(model))
+            self.activation: nn.Module = GatedActivation(
+                activation, compute_block_size(intermediate, model.num_attention_heads)
+            )
         else:
             self.up_proj = Linear(hidden, intermediate, bias=False)
             self.activation = UngatedActivation(activation)

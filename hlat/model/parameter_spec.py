@@ -27,6 +27,8 @@ class ParameterRole(Enum):
     """Bias of a linear layer."""
     sink = "sink"
     """Attention sinks, one logit per query head."""
+    router = "router"
+    """Router of a mixture of experts, one row per expert."""
 
 
 class Initialization(Enum):
@@ -61,8 +63,8 @@ class ShardingRule(Enum):
     """Replicated and applied outside of tensor-parallel regions. Under sequence parallelism each
     rank computes the gradient from its shard of the tokens, so the gradient is all-reduced."""
     replicated_in_region = "replicated_in_region"
-    """Replicated and applied inside of a tensor-parallel region, to a rank's heads. Each rank
-    computes the gradient from its heads, so the gradient is always all-reduced."""
+    """Replicated and applied inside of a tensor-parallel region, to a rank's heads or to partial
+    outputs. Each rank computes a part of the gradient, so the gradient is always all-reduced."""
 
     def is_summed_over_tp(self, sequence_parallel: bool) -> bool:
         """Return True if the gradient is the sum over all tensor-parallel ranks."""
@@ -88,6 +90,7 @@ class ParameterSpec:
         init: Distribution of the initial values.
         layer: 0-based decoder layer; None outside of the layers.
         rows_per_head: Rows that a column-parallel shard keeps together.
+        token_fraction: Fraction of the tokens that the weight is applied to, below 1 in experts.
     """
 
     name: str
@@ -97,6 +100,7 @@ class ParameterSpec:
     init: Initialization = Initialization.normal
     layer: int | None = None
     rows_per_head: int = 1
+    token_fraction: float = 1.0
 
     def __post_init__(self) -> None:
         if self.init is Initialization.normal and len(self.shape) != 2:
@@ -130,6 +134,52 @@ class ParameterSpec:
 
 
 @dataclass(frozen=True)
+class ExpertIndex:
+    """Index of an expert among the experts of its layer.
+
+    Attributes:
+        index: 0-based index.
+        num_experts: Experts of the layer.
+    """
+
+    index: int
+    num_experts: int
+
+    def is_local(self, ep: int, rank: int) -> bool:
+        """Return True if an expert-parallel rank has the expert."""
+        return self.index in list_local_experts(self.num_experts, ep, rank)
+
+
+def list_local_experts(num_experts: int, ep: int, rank: int) -> range:
+    """Return the experts of an expert-parallel rank.
+
+    Ranks have consecutive experts. If ep does not divide the experts, later ranks have one more.
+    """
+    return range(rank * num_experts // ep, (rank + 1) * num_experts // ep)
+
+
+@dataclass(frozen=True)
+class BufferSpec:
+    """Specification of a canonical buffer: fp32 state that the optimizer does not train.
+
+    Every rank with the module has the full buffer.
+
+    Attributes:
+        name: Canonical name, such as `model.layers.0.mlp.gate.e_score_correction_bias`.
+        shape: Shape.
+        initial_value: Initial value of all elements.
+        changes_outputs: True if the outputs of the model depend on values other than the initial.
+        key: Key of the setting that adds the buffer.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    initial_value: float
+    changes_outputs: bool
+    key: str
+
+
+@dataclass(frozen=True)
 class RowRange:
     """Consecutive rows of a canonical parameter, or elements of a vector.
 
@@ -155,12 +205,18 @@ class ModuleParameter:
             than groups, of some query heads of a group and its key and value.
         num_column_groups: The same for the columns of a row-parallel weight, which are the outputs
             of a column-parallel weight.
+        region: Module that is the tensor-parallel region of the weight; None: the region starts or
+            ends at the module of the weight.
+        expert: Expert that the weight belongs to, which one expert-parallel rank of several has;
+            None: all of them have the weight.
     """
 
     name: str
     specs: tuple[ParameterSpec, ...]
     num_groups: int = 1
     num_column_groups: int = 1
+    region: str | None = None
+    expert: ExpertIndex | None = None
 
     @property
     def sharding(self) -> ShardingRule:

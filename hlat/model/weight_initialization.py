@@ -30,15 +30,32 @@ def compute_initial_values(
     """Return the initial values of the slice of a parameter at an offset, float32."""
     if parameter.init is not Initialization.normal:
         return np.full(shape, parameter.init is Initialization.ones, np.float32)
+    values = _sample_matrix(seed, parameter.name, parameter.shape[1], offset, shape)
+    values *= np.float32(compute_init_std(parameter, model))
+    return values
+
+
+def sample_noise(
+    parameter: ParameterSpec, seed: int, offset: tuple[int, ...], shape: tuple[int, ...]
+) -> NDArray[np.float32]:
+    """Return standard normals for the slice of a matrix at an offset.
+
+    They are independent of the initial values of the parameter.
+    """
+    return _sample_matrix(seed, f"{parameter.name} noise", parameter.shape[1], offset, shape)
+
+
+def _sample_matrix(
+    seed: int, name: str, width: int, offset: tuple[int, ...], shape: tuple[int, ...]
+) -> NDArray[np.float32]:
+    """Return standard normals for the slice of a matrix of `width` columns."""
     (first_row, first_column), (num_rows, num_columns) = offset, shape
-    width = parameter.shape[1]
     step = max(1, CHUNK_SIZE // width)
     values = np.empty(shape, np.float32)
     for row in range(0, num_rows, step):
         count = min(step, num_rows - row)
-        normals = _sample_normals(seed, parameter.name, (first_row + row) * width, count * width)
+        normals = _sample_normals(seed, name, (first_row + row) * width, count * width)
         values[row : row + count] = normals.reshape(count, width)[:, first_column:][:, :num_columns]
-    values *= np.float32(compute_init_std(parameter, model))
     return values
 
 

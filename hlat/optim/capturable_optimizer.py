@@ -5,12 +5,14 @@ would compile a graph every step. Whether a step is skipped, which torch's optim
 the host, is decided on the device.
 """
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from hlat.optim.update_rule import ParamGroups, UpdateRule, init_state, store_update
+from hlat.precision.stochastic_rounding import iter_row_chunks
 
 
 class CapturableOptimizer(torch.optim.Optimizer):
@@ -52,10 +54,17 @@ class CapturableOptimizer(torch.optim.Optimizer):
                 self._update(param, lr, group)
 
     def _update(self, param: Tensor, lr: Tensor, group: dict[str, Any]) -> None:
-        state, dtype = self.state[param], self._dtype
+        state = self.state[param]
         assert param.grad is not None
-        stored = [param, *(state[name] for name in group["state_names"])]
-        values = [tensor.to(dtype) for tensor in (param.grad, *stored)]
+        tensors = [param.grad, param, *(state[name] for name in group["state_names"])]
         step = state["step"] + 1
-        updated = self._rule.compute(values, step, lr, group)
-        store_update([*stored, state["step"]], [*updated, step], self.found_inf)
+        for gradient, *stored in self._split(tensors):
+            values = [tensor.to(self._dtype) for tensor in (gradient, *stored)]
+            store_update(stored, self._rule.compute(values, step, lr, group), self.found_inf)
+        store_update([state["step"]], [step], self.found_inf)
+
+    def _split(self, tensors: list[Tensor]) -> Iterable[Sequence[Tensor]]:
+        """Return chunks of rows that fit the cache of a CPU; whole tensors on other devices."""
+        if tensors[0].device.type != "cpu":
+            return [tensors]
+        return (chunk for _, chunk in iter_row_chunks(tensors))

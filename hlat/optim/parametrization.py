@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hlat.config.model import ModelConfig
     from hlat.config.optimizer import OptimizerConfig
 
-_HIDDEN_MATRICES = (ParameterRole.matrix, ParameterRole.residual)
+_HIDDEN_MATRICES = (ParameterRole.matrix, ParameterRole.residual, ParameterRole.router)
 _OUTSIDE_OF_LAYERS = (ParameterRole.embedding, ParameterRole.head)
 
 

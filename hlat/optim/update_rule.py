@@ -64,6 +64,10 @@ def init_state(optimizer: torch.optim.Optimizer, step_dtype: torch.dtype = torch
 
 def store_update(stored: list[Tensor], updated: list[Tensor], found_inf: Tensor | None) -> None:
     """Round updated tensors into the stored ones, or change nothing if `found_inf` is not zero."""
+    if found_inf is not None and found_inf.device.type == "cpu":  # read without synchronization
+        if found_inf:
+            return
+        found_inf = None
     for old, new in zip(stored, updated, strict=True):
         rounded = new.to(old.dtype)
         old.copy_(rounded if found_inf is None else torch.where(found_inf.bool(), old, rounded))

@@ -4,7 +4,7 @@ It is integer arithmetic on the bits of fp32 values, a few rows at a time in a s
 fits a core's cache. The eager and the compiled implementation are bit-identical.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from hlat.precision.random_bits import RandomBits
 
 _CHUNK_NUMEL = {"cpu": 1 << 17}
-"""Elements of a tensor that a thread rounds at a time, by device type; they fit its cache."""
+"""Elements that a thread rounds or updates at a time, by device type; they fit its cache."""
 _COMPILED_CHUNK_NUMEL = {"cpu": 1 << 18}
 """The same for compiled code, whose calls cost more."""
 _MAX_CHUNK_NUMEL = 1 << 22
@@ -111,16 +111,7 @@ class StochasticRounder:
 
     def iter_chunks(self, *tensors: Tensor) -> Iterator[tuple[slice, tuple[Tensor, ...]]]:
         """Iterate over chunks of rows of tensors of one shape: the rows and views of them."""
-        if tensors[0].numel() == 0:  # the shard of a rank that has no row of a small parameter
-            return iter(())
-        matrices = [view_as_matrix(tensor) for tensor in tensors]
-        num_rows, width = matrices[0].shape
-        chunk_numels = _COMPILED_CHUNK_NUMEL if self._compile_backend else _CHUNK_NUMEL
-        per_thread = chunk_numels.get(tensors[0].device.type)
-        numel = per_thread * torch.get_num_threads() if per_thread else _MAX_CHUNK_NUMEL
-        step = max(1, numel // width)
-        chunks = zip(*(torch.split(matrix, step) for matrix in matrices), strict=True)
-        return zip((slice(i, i + step) for i in range(0, num_rows, step)), chunks, strict=True)
+        return iter_row_chunks(tensors, is_compiled=self._compile_backend is not None)
 
     def _get_constant(self, value: int) -> Tensor:
         if value not in self._constants:
@@ -141,6 +132,22 @@ def _round_bits_(bits: Tensor, row_keys: Tensor, column_keys: Tensor) -> None:
     is_nan = (bits & 0x7FFFFFFF) > 0x7F800000
     carried = bits + (((row_keys * column_keys) >> 16) & 0xFFFF)
     bits.copy_(torch.where(is_nan, bits | 0x400000, carried) & -65536)
+
+
+def iter_row_chunks(
+    tensors: Sequence[Tensor], is_compiled: bool = False
+) -> Iterator[tuple[slice, tuple[Tensor, ...]]]:
+    """Iterate over chunks of rows of tensors of one shape: the rows and views of them."""
+    if tensors[0].numel() == 0:  # the shard of a rank that has no row of a small parameter
+        return iter(())
+    matrices = [view_as_matrix(tensor) for tensor in tensors]
+    num_rows, width = matrices[0].shape
+    chunk_numels = _COMPILED_CHUNK_NUMEL if is_compiled else _CHUNK_NUMEL
+    per_thread = chunk_numels.get(tensors[0].device.type)
+    numel = per_thread * torch.get_num_threads() if per_thread else _MAX_CHUNK_NUMEL
+    step = max(1, numel // width)
+    chunks = zip(*(torch.split(matrix, step) for matrix in matrices), strict=True)
+    return zip((slice(i, i + step) for i in range(0, num_rows, step)), chunks, strict=True)
 
 
 def view_as_matrix(tensor: Tensor) -> Tensor:

@@ -12,6 +12,16 @@ COMPONENTS = {
     "rope": "model.rope.scaling=yarn model.rope.factor=4 model.rope.original_max_positions=16 "
     "model.rope.partial_rotary_factor=0.5 model.rope.layer_pattern=[true,false]",
     "sliding theta": f"model.rope.sliding_theta=100 {WINDOWS}",
+    "experts": "model.mlp.kind=moe model.mlp.moe.num_experts=4",
+    "shared expert": "model.mlp.kind=moe model.mlp.moe.num_experts=4 model.mlp.moe.num_groups=2 "
+    "model.mlp.moe.scoring=sigmoid model.mlp.moe.routed_scale=2 model.mlp.moe.shared_size=88 "
+    "model.mlp.moe.shared_gate=true",
+    "router losses": "model.mlp.kind=moe model.mlp.moe.num_experts=4 model.mlp.moe.balance_loss=0.3 "
+    "model.mlp.moe.z_loss=0.1",
+    "dense and sparse layers": "model.mlp.kind=moe model.mlp.moe.num_experts=4 "
+    "model.mlp.moe.every=2 model.mlp.moe.intermediate_size=48",
+    "router bias": "model.mlp.kind=moe model.mlp.moe.num_experts=4 "
+    "model.mlp.moe.bias_update_rate=0.002",
     "post-norm": "model.norm.placement=post",
     "sandwich, zero-centered": "model.norm.placement=sandwich model.norm.zero_centered=true",
     "geglu": "model.mlp.activation=geglu",

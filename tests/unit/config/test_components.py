@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 
 from hlat.config import components
 from hlat.config.bounds import bounded
-from hlat.config.components import extend_schema, register_component
+from hlat.config.components import extend_schema, get_spec, register_component
 from hlat.config.compose import compose_config, register_configs
 from hlat.config.config_errors import ConfigError
 from hlat.config.model import ModelConfig
@@ -50,6 +50,15 @@ def test_settings_of_a_component_are_keys_of_its_section() -> None:
     assert isinstance(OmegaConf.to_object(schema.model.attention), type(ModelConfig().attention))
 
 
+def test_a_component_uses_the_settings_of_its_base() -> None:
+    register_component("model.mlp", "routed", "Text.", get_spec("model.mlp", "moe"), base="moe")
+    overrides = ["model.mlp.kind=routed", "model.mlp.moe.num_experts=4"]
+    config = resolve_config(compose_config(overrides))
+    unused = components.list_unused_settings(config)
+    assert "model.mlp.moe." not in unused
+    assert "model.mlp.moe." in components.list_unused_settings(resolve_config(compose_config([])))
+
+
 def test_a_selected_component_is_valid() -> None:
     config = compose_with_gate("model.attention.kind=gate", "model.attention.gate.scale=3")
     assert config.model.attention.gate.scale == 3.0
@@ -59,7 +68,10 @@ def test_a_selected_component_is_valid() -> None:
     ("overrides", "message"),
     [
         (["model.attention.kind=gat"], "model.attention.kind=gat is unknown; did you mean gate?"),
-        (["model.mlp.kind=moe"], "model.mlp.kind=moe is unknown; kinds: dense; a kind of an"),
+        (
+            ["model.mlp.kind=wide"],
+            "model.mlp.kind=wide is unknown; kinds: dense, moe; a kind of an",
+        ),
         (
             ["model.attention.gate.scale=3"],
             "the settings model.attention.gate have no effect, since model.attention.kind is "
@@ -100,3 +112,8 @@ class WithoutDefault:
 def test_refuse_a_wrong_registration(section, kind, settings, message) -> None:
     with pytest.raises(ConfigError, match=message.replace("(", r"\(")):
         register_component(section, kind, "Text.", object(), settings)
+
+
+def test_refuse_an_unknown_base() -> None:
+    with pytest.raises(ConfigError, match=r"the base of model\.mlp=x: model\.mlp\.kind=mo is unk"):
+        register_component("model.mlp", "x", "Text.", object(), base="mo")

@@ -42,3 +42,19 @@ def test_launchers_of_a_checkout_that_is_not_installed() -> None:
 )
 def test_default_precision_by_model_and_hardware(compose, overrides, expected) -> None:
     assert compose(*overrides).precision.name == expected
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["optimizer=schedule_free"], "constant"),
+        (["optimizer=schedule_free_tiny"], "constant"),
+        (["optimizer=schedule_free", "schedule=wsd"], "wsd"),
+        (["optimizer=schedule_free", "experiment=small_study"], "linear"),
+    ],
+)
+def test_a_schedule_takes_precedence_over_that_of_the_optimizer(
+    compose, overrides, expected
+) -> None:
+    config = compose(*overrides)
+    assert (config.optimizer.name, config.schedule.name) == ("schedule_free", expected)

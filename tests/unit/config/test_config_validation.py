@@ -75,6 +75,35 @@ REFUSED = [
         ["parallelism.sequence_parallel=true", "parallelism.tp=4", "batch.sequence_length=254"],
         "parallelism.tp=4 does not divide batch.sequence_length=254",
     ),
+    (
+        ["parallelism.ep=2", "parallelism.dp=2"],
+        "parallelism.ep=2 splits experts, and model.mlp.kind=dense has none; set parallelism.ep=1",
+    ),
+    (
+        ["model=mixtral_tiny", "parallelism.ep=16", "parallelism.dp=16"],
+        "parallelism.ep=16 exceeds model.mlp.moe.num_experts=8; use at most 8",
+    ),
+    (
+        ["model=mixtral_tiny", "parallelism.ep=2", "parallelism.dp=3"],
+        "parallelism.ep=2 does not divide parallelism.dp=3; use 1 or 3",
+    ),
+    (
+        ["model=mixtral_tiny", "parallelism.ep=4", "hardware.processes_per_node=2"],
+        "parallelism.ep=4 does not divide parallelism.dp=2; use 1 or 2",
+    ),
+    (
+        ["engine=nxd", "model=mixtral_tiny", "parallelism.ep=2", "parallelism.dp=2"],
+        "parallelism.ep=2 is not supported by engine=nxd: the components of Llama have no experts; "
+        "use 1, or engine=native",
+    ),
+    (
+        [
+            *("model=mixtral_tiny", "parallelism.ep=2", "parallelism.dp=2"),
+            "evaluation.samples.prompts=[a]",
+        ],
+        "evaluation.samples.prompts with parallelism.ep=2 is not supported by engine=native: "
+        "data-parallel ranks decode different prompts",
+    ),
     (["parallelism.pp=5"], "parallelism.pp=5 exceeds model.num_layers=4; use at most 4"),
     (
         ["parallelism.tp=2", "hardware.processes_per_node=3"],

@@ -46,8 +46,8 @@ def test_a_job_has_the_submitted_overrides(compose, tmp_path, monkeypatch):
     frozen_config.save_frozen_config(tmp_path, compose(), COMMAND_LINE)
     monkeypatch.setattr(sys, "argv", ["hlat.train", "--frozen", str(tmp_path)])
     assert entry_point.get_task_overrides() == COMMAND_LINE.overrides
-    again = ["python", "-m", "hlat.train", "--frozen", str(tmp_path)]
-    assert entry_point.build_command("python", entry_point.get_task_overrides()) == again
+    again = [sys.executable, "-m", "hlat.train", "--frozen", str(tmp_path)]
+    assert entry_point.build_command(entry_point.get_task_overrides()) == again
     typed = shlex.split(entry_point.format_resume_command(entry_point.get_task_overrides()))
     assert typed == ["hlat", "train", *COMMAND_LINE.flags, *COMMAND_LINE.overrides]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from hlat.config.resolve import resolve_config
-from hlat.model.decoder_spec import count_parameters
+from hlat.model.decoder_spec import count_active_parameters, count_parameters
 from hlat.model.families import FAMILY_NAMES
 from hlat.model.families.hugging_face_config import find_inexpressible_settings
 from tests.support.model_families import load_preset
@@ -13,6 +13,10 @@ from tests.support.model_families import load_preset
 FOLDER = Path(__file__).resolve().parents[3] / "conf" / "model"
 PRESETS = sorted(path.stem for path in FOLDER.glob("*.yaml"))
 TINY = [f"{family}_tiny" for family in FAMILY_NAMES]
+WIDTHS = [f"tiny_w{width}" for width in (32, 64, 128, 256)]
+"""Presets of the study of transfer over the width."""
+EXPERTS = ["tiny_wide", "tiny_moe", "tiny_moe_bias"]
+"""Presets of the study of experts."""
 PUBLISHED = {
     "7b": 6_738_415_616,
     "13b": 13_015_864_320,
@@ -45,12 +49,15 @@ PUBLISHED = {
     "gemma3_270m": 268_098_176,
     "gemma3_1b": 999_885_952,
     "smollm3_3b": 3_075_098_624,
+    "mixtral_8x7b": 46_702_792_704,
+    "qwen3_30b_a3b": 30_532_122_624,
+    "olmoe_1b_7b": 6_919_161_856,
 }
 """Parameters of the published safetensors files; a tied head counts once."""
 
 
 def test_every_preset_has_a_published_number_or_is_small() -> None:
-    assert set(PRESETS) == {*PUBLISHED, *TINY, "tiny", "160m", "1b"}
+    assert set(PRESETS) == {*PUBLISHED, *TINY, *WIDTHS, *EXPERTS, "tiny", "160m", "1b"}
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -65,19 +72,29 @@ def test_a_preset_has_its_name_and_can_be_exported(name: str) -> None:
     model = load_preset(name)
     assert model.name == name
     assert find_inexpressible_settings(model) == []
-    if name not in ("tiny", "160m", "1b", "7b", "13b", "70b"):
-        assert name.startswith((model.family, "qwen25", "llama3"))
+    if name not in ("tiny", "160m", "1b", "7b", "13b", "70b", *WIDTHS, *EXPERTS):
+        assert name.startswith((model.family, "qwen25", "qwen3_30b", "llama3"))
 
 
 @pytest.mark.parametrize("name", TINY)
 def test_tiny_presets_train_with_the_default_settings(compose, name: str) -> None:
     config = resolve_config(compose(f"model={name}"))
     assert config.model == load_preset(name)
-    assert count_parameters(config.model) < 2e6
+    total, active = count_parameters(config.model), count_active_parameters(config.model)
+    assert active < 2e6
     text = (FOLDER / f"{name}.yaml").read_text().partition("\n")[0]
-    assert text.endswith(f" {count_parameters(config.model) / 1e6:.1f} M parameters.")
+    end = f", {active / 1e6:.1f} M active." if active < total else "."
+    assert text.endswith(f" {total / 1e6:.1f} M parameters{end}")
     window = config.model.attention.sliding_window
     assert window is None or window < config.batch.sequence_length
+
+
+def test_models_of_experts_have_the_parameters_of_dense_models() -> None:
+    total, active = count_parameters, count_active_parameters
+    sparse = load_preset("tiny_moe")
+    assert active(sparse) == pytest.approx(total(load_preset("tiny")), rel=0.0025)
+    assert total(sparse) == pytest.approx(total(load_preset("tiny_wide")), rel=0.0025)
+    assert total(load_preset("tiny_moe_bias")) == total(sparse)
 
 
 @pytest.mark.slow  # 7 s; test_configs.py composes the same models

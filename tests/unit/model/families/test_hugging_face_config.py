@@ -6,12 +6,14 @@ import json
 from typing import Any
 
 import pytest
+import torch
 
 from hlat.config.config_errors import ConfigError
 from hlat.config.model import ModelConfig
 from hlat.config.precision import Dtype
 from hlat.model.attention_spec import LayerType, QKNormScope
 from hlat.model.computation_settings import find_differing_settings, replace_settings
+from hlat.model.decoder_spec import count_parameters
 from hlat.model.families import FAMILIES, FAMILY_NAMES
 from hlat.model.families.hugging_face_config import (
     build_hf_config,
@@ -20,6 +22,7 @@ from hlat.model.families.hugging_face_config import (
     parse_hf_config,
 )
 from hlat.model.mlp_spec import Activation
+from hlat.model.moe_spec import list_sparse_layers
 from hlat.model.norm_spec import NormPlacement
 from tests.support.model_families import (
     SCALINGS,
@@ -58,7 +61,7 @@ def round_trip(model: ModelConfig, use_diff: bool = True) -> tuple[Any, dict[str
 def test_families() -> None:
     assert (
         *("llama", "qwen2", "qwen3", "mistral", "olmo2", "olmo3", "gemma2", "gemma3", "smollm3"),
-        "arcee",
+        *("arcee", "mixtral", "qwen3_moe", "olmoe"),
     ) == FAMILY_NAMES
 
 
@@ -478,3 +481,47 @@ def test_a_setting_that_a_family_cannot_express(
 def test_training_settings_do_not_matter_to_an_export() -> None:
     model = replace_settings(MODEL, {"head.z_loss": 1e-4, "init_std": 0.01})
     assert build_hf_config(model, 512, 7, Dtype.fp32)["initializer_range"] == 0.01
+
+
+@pytest.mark.parametrize(
+    ("step", "dense", "expected"),
+    [
+        (1, [], [0, 1, 2, 3, 4, 5]),
+        (1, None, [0, 1, 2, 3, 4, 5]),
+        (1, [1, 0], [2, 3, 4, 5]),
+        (2, [], [1, 3, 5]),
+        (2, [1], [3, 5]),
+        (2, [0, 1, 2, 4], [3, 5]),
+        (3, [2], [5]),
+    ],
+)
+def test_sparse_layers_are_those_of_transformers(step: int, dense, expected: list[int]) -> None:
+    settings = build_hf_config(TINY["qwen3_moe"], 512, 0, Dtype.fp32)
+    settings |= {"decoder_sparse_step": step, "mlp_only_layers": dense, "num_hidden_layers": 6}
+    model = parse_hf_config(settings, "x")[0]
+    assert list_sparse_layers(model) == expected
+    written = build_hf_config(model, 512, 0, Dtype.fp32)
+    with torch.device("meta"):
+        peer = transformers.AutoModelForCausalLM.from_config(
+            transformers.Qwen3MoeConfig.from_dict(written)
+        )
+    found = [n for n, layer in enumerate(peer.model.layers) if hasattr(layer.mlp, "experts")]
+    assert found == expected
+    assert count_parameters(model) == sum(one.numel() for one in peer.parameters())
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (
+            {"mlp_only_layers": [0, 2]},
+            r"mlp_only_layers=\[0, 2\]; hlat supports only first layers, such as \[0, 1, 2\]",
+        ),
+        ({"mlp_only_layers": 3}, "mlp_only_layers=3, which is no list of layers"),
+        ({"decoder_sparse_step": 0}, "decoder_sparse_step=0; use 1 or more"),
+    ],
+)
+def test_refused_sparse_layers(keys: dict[str, Any], message: str) -> None:
+    settings = build_hf_config(TINY["qwen3_moe"], 512, 0, Dtype.fp32)
+    with pytest.raises(ConfigError, match=message):
+        parse_hf_config(settings | keys, "x")
