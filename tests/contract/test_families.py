@@ -14,12 +14,15 @@ from torch import Tensor
 
 from hlat.config.model import ModelConfig
 from hlat.config.optimizer import OptimizerConfig
+from hlat.model.computation_settings import replace_settings
 from hlat.model.decoder import Decoder
-from hlat.model.decoder_spec import list_parameter_specs
+from hlat.model.decoder_spec import count_parameters, list_parameter_specs
 from hlat.model.families import FAMILY_NAMES
 from hlat.model.kv_cache import KVCache, LayerKVCache
 from hlat.model.loss import IGNORE_INDEX, build_next_token_targets, linear_cross_entropy
+from hlat.model.mlp_spec import get_mlp_spec
 from hlat.model.parameter_spec import ParameterRole
+from hlat.model.step_statistics import StepStatistics
 from hlat.model.token_sampling import select_argmax_tokens
 from hlat.optim.adamw import ADAMW
 from hlat.optim.optimizer_factory import build_optimizer, build_param_groups
@@ -29,6 +32,7 @@ from tests.support.model_families import (
     build_decoder,
     build_transformers_model,
     get_canonical_tensors,
+    get_peer_tensors,
     small_models,
 )
 
@@ -142,13 +146,80 @@ def test_logits_loss_gradients_and_update(family: str, data: st.DataObject) -> N
     length = data.draw(st.integers(8, MAX_LENGTH), "length")
     tokens = sample_tokens(model, 2, length)
     documents = sample_documents(data, tokens) if data.draw(st.booleans(), "packed") else None
+    assert_equal_training(decoder, peer, tokens, documents)
+
+
+@pytest.mark.parametrize(
+    "family", [name for name, model in TINY_MODELS.items() if model.mlp.kind == "moe"]
+)
+@FIXED_SEED
+@settings(parent=EXAMPLES, max_examples=8)
+@given(data=st.data())
+def test_router_statistics(family: str, data: st.DataObject) -> None:
+    """Loads, entropies and the maximum violation are those of the scores of transformers."""
+    model = data.draw(small_models(family), "model")
+    peer = build_transformers_model(model).train()
+    decoder = build_decoder(model, peer)
+    modules = [one for one in decoder.modules() if isinstance(one, StepStatistics)]
+    for module in modules:
+        module.start_step(torch.device("cpu"))
+    tokens = sample_tokens(model, 2, 16)
+    decoder(tokens).sum().backward()
+    output = peer(tokens, output_router_logits=True)
+    scores = [logits.detach().softmax(-1) for logits in output.router_logits]
+    num_experts, num_selected = model.mlp.moe.num_experts, model.mlp.moe.experts_per_token
+    loads = [
+        torch.bincount(of_layer.topk(num_selected).indices.flatten(), minlength=num_experts)
+        for of_layer in scores
+    ]
+    assert [module.counts[:-1].tolist() for module in modules] == [one.tolist() for one in loads]
+    entropies = [-of_layer.xlogy(of_layer).sum() for of_layer in scores]
+    for module, entropy in zip(modules, entropies, strict=True):
+        assert float(module.sums) == pytest.approx(float(entropy), rel=TOLERANCE)
+    metrics = get_mlp_spec(model).compute_step_metrics(
+        model, [one.counts.tolist() for one in modules], [one.sums.tolist() for one in modules]
+    )
+    mean = tokens.numel() * num_selected / num_experts
+    largest = max(float(one.max()) for one in loads)
+    assert metrics["router_max_violation"] == pytest.approx(largest / mean - 1, rel=TOLERANCE)
+
+
+@pytest.mark.parametrize("num_dense_layers", [0, 3])
+def test_dense_and_sparse_layers_of_qwen3_moe(num_dense_layers: int) -> None:
+    """Layers 1 and 3, or 3 only, have experts; decoder_sparse_step is 2."""
+    settings = {
+        "num_layers": 4,
+        "hidden_size": 24,
+        "intermediate_size": 40,
+        "vocab_size": 50,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "attention.head_dim": 12,
+        "mlp.moe.num_experts": 5,
+        "mlp.moe.intermediate_size": 16,
+        "mlp.moe.every": 2,
+        "mlp.moe.num_dense_layers": num_dense_layers,
+    }
+    model = replace_settings(TINY_MODELS["qwen3_moe"], settings)
+    peer = build_transformers_model(model).train()
+    assert peer.config.decoder_sparse_step == 2
+    is_sparse = [hasattr(layer.mlp, "experts") for layer in peer.model.layers]
+    assert is_sparse == [False, num_dense_layers == 0, False, True]
+    assert count_parameters(model) == sum(one.numel() for one in peer.parameters())
+    assert_equal_training(build_decoder(model, peer), peer, sample_tokens(model, 2, 16), None)
+
+
+def assert_equal_training(
+    decoder: Decoder, peer: torch.nn.Module, tokens: Tensor, documents: Tensor | None
+) -> None:
+    """Compare logits, loss, gradients and the weights after an update with transformers."""
     loss, expected_loss, expected_logits = compute_losses(decoder, peer, tokens, documents)
     assert compute_error(decoder.compute_logits(tokens, documents), expected_logits) < TOLERANCE
     assert compute_error(loss, expected_loss) < TOLERANCE
     loss.backward()
     expected_loss.backward()  # type: ignore[no-untyped-call]
     gradients = get_canonical_tensors(decoder, gradients=True)
-    expected_gradients = {name: p.grad for name, p in peer.named_parameters() if p.grad is not None}
+    expected_gradients = get_peer_tensors(peer, gradients=True)
     assert gradients.keys() == expected_gradients.keys()
     floor = SMALL_GRADIENT * max(float(g.norm()) for g in expected_gradients.values())
     errors = {
@@ -158,7 +229,7 @@ def test_logits_loss_gradients_and_update(family: str, data: st.DataObject) -> N
     assert {name: error for name, error in errors.items() if not error < TOLERANCE} == {}
     step_optimizers(decoder, peer)
     weights = get_canonical_tensors(decoder)
-    for name, expected in peer.named_parameters():
+    for name, expected in get_peer_tensors(peer).items():
         assert compute_error(weights[name], expected) < TOLERANCE, name
 
 
@@ -178,7 +249,7 @@ def step_optimizers(decoder: Decoder, peer: torch.nn.Module) -> None:
 def test_names_and_shapes(family: str, data: st.DataObject) -> None:
     model = data.draw(small_models(family), "model")
     peer = build_transformers_model(model)
-    expected = {name: tuple(parameter.shape) for name, parameter in peer.named_parameters()}
+    expected = {name: tuple(tensor.shape) for name, tensor in get_peer_tensors(peer).items()}
     assert {spec.name: spec.shape for spec in list_parameter_specs(model)} == expected
 
 

@@ -97,12 +97,31 @@ def small_models(draw: st.DrawFn, family: str) -> ModelConfig:
         **SCALINGS[draw(st.sampled_from(list(SCALINGS)))],
     }
     model = TINY_MODELS[family]
+    if model.mlp.kind == "moe":
+        settings["mlp.moe.num_experts"] = draw(st.integers(2, 6))
+        settings["mlp.moe.experts_per_token"] = draw(
+            st.integers(1, settings["mlp.moe.num_experts"])
+        )
+    if family == "qwen3_moe":
+        settings["mlp.moe.intermediate_size"] = draw(st.integers(8, 40))
+        every = draw(st.integers(1, settings["num_layers"]))
+        last_sparse_layer = settings["num_layers"] // every * every - 1
+        settings["mlp.moe.every"] = every
+        settings["mlp.moe.num_dense_layers"] = draw(st.integers(0, last_sparse_layer))
+    if family in ("qwen3_moe", "olmoe"):
+        settings["mlp.moe.normalize_top_k"] = draw(st.booleans())
+    if family == "olmoe":
+        settings["attention.head_dim"] = None
+        settings["hidden_size"] = num_heads * 2 * draw(st.integers(4, 12))
     if model.rope.sliding_theta is not None:
         settings["rope.sliding_theta"] = settings["rope_theta"]
-    if family in ("qwen2", "qwen3", "mistral", "smollm3", "olmo3", "gemma2", "gemma3"):
+    windowed = ("qwen2", "qwen3", "mistral", "smollm3", "olmo3", "gemma2", "gemma3")
+    if family in (*windowed, "mixtral", "qwen3_moe"):
         settings["attention.sliding_window"] = draw(st.none() | st.integers(2, 12))
         patterns = st.lists(st.sampled_from(LayerType), max_size=4)
-        settings["attention.layer_pattern"] = [] if family == "mistral" else draw(patterns)
+        settings["attention.layer_pattern"] = (
+            [] if family in ("mistral", "mixtral", "qwen3_moe") else draw(patterns)
+        )
     if settings.get("attention.sliding_window", 0) is None:
         settings["attention.layer_pattern"] = []
     if family == "smollm3":
@@ -114,7 +133,7 @@ def small_models(draw: st.DrawFn, family: str) -> ModelConfig:
         settings["head.logit_softcap"] = draw(st.none() | st.sampled_from([2.0, 30.0]))
     if family == "gemma2":
         settings["attention.logit_softcap"] = draw(st.none() | st.sampled_from([1.0, 50.0]))
-    if family not in ("qwen2", "mistral"):
+    if family not in ("qwen2", "mistral", "mixtral"):
         has_bias = draw(st.booleans())
         settings |= {"attention.qkv_bias": has_bias, "attention.output_bias": has_bias}
     return replace_settings(model, settings)
@@ -129,7 +148,10 @@ def build_transformers_model(model: ModelConfig, seed: int = 0) -> torch.nn.Modu
     settings = build_hf_config(model, MAX_LENGTH, 0, Dtype.fp32)
     config = load_config_class(model.family).from_dict(settings)
     config.eos_token_id = None
-    peer = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    kernels = {"attn_implementation": "eager"}
+    if model.mlp.kind == "moe":  # the grouped matmul of others needs strides of 16 bytes
+        kernels["experts_implementation"] = "eager"
+    peer = transformers.AutoModelForCausalLM.from_config(config, **kernels)
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in peer.named_parameters():
         mean = float(parameter.dim() == 1 and bool((parameter == 1).all()))  # weight of a norm
@@ -142,12 +164,33 @@ def build_transformers_model(model: ModelConfig, seed: int = 0) -> torch.nn.Modu
 
 def build_decoder(model: ModelConfig, peer: torch.nn.Module) -> Decoder:
     """Return a decoder with the weights of a model of transformers."""
-    decoder, source = Decoder(model), dict(peer.named_parameters())
+    decoder, source = Decoder(model), get_peer_tensors(peer)
     views = get_canonical_tensors(decoder)
     assert views.keys() == source.keys()
     for name, view in views.items():
         view.copy_(source[name].detach().view(view.shape))
     return decoder
+
+
+def get_peer_tensors(peer: torch.nn.Module, gradients: bool = False) -> dict[str, Tensor]:
+    """Return the weights or gradients of a model of transformers by canonical name.
+
+    transformers 5 fuses the experts of a layer: gate_up_proj [E, 2 I, H] and down_proj [E, H, I].
+    """
+    tensors: dict[str, Tensor] = {}
+    for name, parameter in peer.named_parameters():
+        tensor = parameter.grad if gradients else parameter.detach()
+        path, _, leaf = name.rpartition(".")
+        if tensor is None:
+            continue
+        if not path.endswith(".experts"):
+            tensors[name] = tensor
+            continue
+        for expert, matrix in enumerate(tensor):
+            leaves = ("gate_proj", "up_proj") if leaf == "gate_up_proj" else (leaf,)
+            for part, weight in zip(leaves, matrix.chunk(len(leaves)), strict=True):
+                tensors[f"{path}.{expert}.{part}.weight"] = weight
+    return tensors
 
 
 def get_canonical_tensors(decoder: Decoder, gradients: bool = False) -> dict[str, Tensor]:

@@ -27,7 +27,8 @@ from hlat.config.model import ModelConfig
 from hlat.distributed.state_shard import StateShard
 from hlat.distributed.tensor_slice import build_full_slice
 from hlat.model.decoder_spec import list_parameter_specs
-from hlat.model.families import hugging_face_config
+from hlat.model.families import FAMILIES, hugging_face_config
+from hlat.model.upcycling_spec import build_dense_model, get_dense_name, is_upcycled
 from hlat.storage.bounded_files import read_bounded
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
     from hlat.checkpoint.nxd_weights import NxdWeightReader
     from hlat.checkpoint.safetensors_file import SafetensorsReader
+    from hlat.checkpoint.upcycled_weights import UpcycledWeightReader
 
 SAFE_WEIGHTS_NAME = "model.safetensors"
 """File of the weights if there is a single one."""
@@ -50,14 +52,16 @@ _MAX_LISTED = 5
 def validate_pretrained(directory: str, model: ModelConfig) -> None:
     """Raise ConfigError with all problems unless a directory has exactly the weights of a model.
 
-    `directory` is the value of model.init_from.
+    `directory` is the value of model.init_from. For an upcycled model, these are the weights of the
+    dense model.
     """
     path = Path(directory).expanduser()
     with _prefix_errors(directory):
+        source = _find_source_model(directory, path, model)
         if not _is_nxd(path):
-            _load_validated_records(directory, path, model)
+            _load_validated_records(directory, path, source)
         elif find_spec("torch") is not None:
-            _open_nxd_weights(path, model)
+            _open_nxd_weights(path, source)
         else:
             nxd_directory.list_rank_files(nxd_directory.find_model_dir(path))
 
@@ -68,36 +72,59 @@ def find_weights_dir(directory: str) -> str:
     return str(nxd_directory.find_model_dir(path)) if _is_nxd(path) else directory
 
 
-def load_pretrained(directory: str, model: ModelConfig, shards: Iterable[StateShard]) -> str:
+def load_pretrained(
+    directory: str, model: ModelConfig, shards: Iterable[StateShard], seed: int = 0
+) -> str:
     """Fill every shard of weights, converted to the dtype of the shard's tensor.
 
-    Returns a fingerprint of the weights: the hexadecimal SHA-256 of name, shape, dtype and first
-    row of every parameter.
+    `seed` determines the routers and the noise of an upcycled model. Returns a fingerprint of the
+    weights in the directory.
 
     Raises:
         ConfigError: If the directory does not contain exactly the weights of the model, or if a
             shard contains NaN or infinity, or a tied head that differs from the embedding.
     """
     # Deferred: imports torch, which a login node may lack
+    from hlat.checkpoint.upcycled_weights import UpcycledWeightReader
+
+    with _prefix_errors(directory):
+        source = _find_source_model(directory, Path(directory).expanduser(), model)
+        with _open_weights(directory, source) as saved:
+            weights = UpcycledWeightReader(saved, model, seed) if is_upcycled(model) else saved
+            _load_shards(weights, model, shards)
+            return _compute_fingerprint(saved, source)
+
+
+def _load_shards(
+    weights: "NxdWeightReader | SafetensorsReader | UpcycledWeightReader",
+    model: ModelConfig,
+    shards: Iterable[StateShard],
+) -> None:
+    """Fill every shard of weights; raise ConfigError with the problems of all values."""
+    problems = []
+    for shard in shards:
+        kind, _, name = shard.name.partition("/")
+        if kind == "weights":
+            tensor = weights.read(name, shard.tensor_slice)
+            has_tied_head = model.tie_embeddings and name == _EMBEDDING_NAME
+            has_tied_head = has_tied_head and weights.has_tensor(_HEAD_NAME)
+            tied = weights.read(_HEAD_NAME, shard.tensor_slice) if has_tied_head else None
+            saved_name = get_dense_name(name) if is_upcycled(model) else name
+            problems += _find_value_problems(saved_name, tensor, tied)
+            shard.tensor.detach().copy_(tensor.view(shard.tensor.shape))
+    raise_problems(list(dict.fromkeys(problems)))
+
+
+def _compute_fingerprint(weights: "NxdWeightReader | SafetensorsReader", model: ModelConfig) -> str:
+    """Return the SHA-256 of name, shape, dtype and first row of every parameter, hexadecimal."""
     from hlat.checkpoint import safetensors_file
 
-    digest, problems = hashlib.sha256(), []
-    with _prefix_errors(directory), _open_weights(directory, model) as weights:
-        for shard in shards:
-            kind, _, name = shard.name.partition("/")
-            if kind == "weights":
-                tensor = weights.read(name, shard.tensor_slice)
-                has_tied_head = model.tie_embeddings and name == _EMBEDDING_NAME
-                has_tied_head = has_tied_head and weights.has_tensor(_HEAD_NAME)
-                tied = weights.read(_HEAD_NAME, shard.tensor_slice) if has_tied_head else None
-                problems += _find_value_problems(name, tensor, tied)
-                shard.tensor.detach().copy_(tensor.view(shard.tensor.shape))
-        raise_problems(list(dict.fromkeys(problems)))
-        for parameter in list_parameter_specs(model):
-            name, shape = parameter.name, parameter.shape
-            first_row = weights.read(name, build_full_slice((1, *shape[1:])))
-            digest.update(f"{name} {shape} {weights.get_dtype(name)} ".encode())
-            digest.update(safetensors_file.to_bytes(first_row))
+    digest = hashlib.sha256()
+    for parameter in list_parameter_specs(model):
+        name, shape = parameter.name, parameter.shape
+        first_row = weights.read(name, build_full_slice((1, *shape[1:])))
+        digest.update(f"{name} {shape} {weights.get_dtype(name)} ".encode())
+        digest.update(safetensors_file.to_bytes(first_row))
     return digest.hexdigest()
 
 
@@ -136,8 +163,8 @@ def _open_weights(
     if _is_nxd(path):
         yield _open_nxd_weights(path, model)
         return
-    records = _load_validated_records(directory, path, model)
-    with safetensors_file.SafetensorsReader(path, records) as reader:
+    records, keys = _load_validated_records(directory, path, model)
+    with safetensors_file.SafetensorsReader(path, records, keys) as reader:
         yield reader
 
 
@@ -147,6 +174,41 @@ def _is_nxd(path: Path) -> bool:
         and not (path / SAFE_WEIGHTS_NAME).is_file()
         and not (path / SAFE_WEIGHTS_INDEX_NAME).is_file()
         and nxd_directory.is_nxd_checkpoint(path)
+    )
+
+
+def _find_source_model(directory: str, path: Path, model: ModelConfig) -> ModelConfig:
+    """Return the model of the weights in a directory: the dense one of an upcycled model.
+
+    Raises:
+        ConfigError: If model.mlp.moe.upcycling_noise is set for weights with experts, or not set
+            for the weights of a dense model.
+    """
+    noise = model.mlp.moe.upcycling_noise
+    if model.mlp.kind != "moe":
+        return model
+    config, family = None, FAMILIES["llama"]  # NxD directories contain Llama models
+    if not _is_nxd(path):
+        _validate_format(directory, path)
+        config = _load_json(path / "config.json")
+        family = hugging_face_config.find_family(config)
+    if family.fixed.get("mlp.kind", "dense") != "dense":
+        if noise is None:
+            return model
+        raise ConfigError(
+            f"config.json has model_type={family.model_type}, a model with experts, but "
+            f"model.mlp.moe.upcycling_noise={noise:g} starts from a dense model; set "
+            "model.mlp.moe.upcycling_noise=null"
+        )
+    dense = build_dense_model(model, family.name)
+    if noise is not None:
+        return dense
+    mismatches = hugging_face_config.find_hf_config_mismatches
+    raise ConfigError(
+        "it is a dense model, and this run has model.mlp.kind=moe; set "
+        "model.mlp.moe.upcycling_noise=0 to start each expert as a copy of the dense network, or "
+        "model.mlp.kind=dense",
+        *([] if config is None else mismatches(dense, config)),
     )
 
 
@@ -160,19 +222,27 @@ def _open_nxd_weights(path: Path, model: ModelConfig) -> "NxdWeightReader":
 
 def _load_validated_records(
     directory: str, path: Path, model: ModelConfig
-) -> dict[str, TensorRecord]:
-    """Return the records of the parameters in a Hugging Face directory by canonical name."""
+) -> tuple[dict[str, TensorRecord], dict[str, str]]:
+    """Return the records, and the keys in files, of the parameters in a Hugging Face directory.
+
+    Both are by canonical name.
+    """
     _validate_format(directory, path)
-    _validate_model_config(path, model)
-    records = _load_tensor_records(path)
+    model_type = _validate_model_config(path, model)
+    family = next(one for one in FAMILIES.values() if one.model_type == model_type)
+    keys = {spec.name: family.format_tensor_name(spec.name) for spec in list_parameter_specs(model)}
+    names = {key: name for name, key in keys.items()}
+    records = {names.get(key, key): one for key, one in _load_tensor_records(path).items()}
     raise_problems(_find_mismatches(model, records))
-    return records
+    return records, keys
 
 
-def _validate_model_config(path: Path, model: ModelConfig) -> None:
+def _validate_model_config(path: Path, model: ModelConfig) -> str:
+    """Raise ConfigError if config.json does not fit the model; return its model_type."""
     config = _load_json(path / "config.json")
     if problems := hugging_face_config.find_hf_config_mismatches(model, config):
         raise ConfigError(*problems)
+    return str(config["model_type"])
 
 
 def _validate_format(name: str, path: Path) -> None:

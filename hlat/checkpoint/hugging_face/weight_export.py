@@ -18,8 +18,10 @@ from hlat.checkpoint.hugging_face.pretrained_weights import (
 from hlat.config.config_errors import ConfigError
 from hlat.config.model import ModelConfig
 from hlat.config.precision import Dtype
+from hlat.distributed.state_shard import BUFFERS
 from hlat.distributed.tensor_slice import build_full_slice
-from hlat.model.decoder_spec import list_parameter_specs
+from hlat.model.decoder_spec import list_buffer_specs, list_parameter_specs
+from hlat.model.families import FAMILIES
 from hlat.model.parameter_spec import ParameterSpec
 from hlat.precision.torch_dtypes import TORCH_DTYPES
 from hlat.storage import durable_files, output_directory
@@ -28,10 +30,14 @@ from hlat.storage.storage_path import StoragePath
 
 @dataclass(frozen=True)
 class ExportShard:
-    """File name, parameters in order and size in bytes of a safetensors shard."""
+    """File name, parameters in order and size in bytes of a safetensors shard.
+
+    `tensor_names` are the names of the parameters in the file.
+    """
 
     name: str
     parameters: tuple[ParameterSpec, ...]
+    tensor_names: tuple[str, ...]
     num_bytes: int
 
 
@@ -48,8 +54,14 @@ def split_into_shards(model: ModelConfig, dtype: Dtype, max_bytes: int) -> tuple
         groups[-1].append(parameter)
     names = [f"model-{i + 1:05}-of-{len(groups):05}.safetensors" for i in range(len(groups))]
     names = names if len(groups) > 1 else [SAFE_WEIGHTS_NAME]
+    family = FAMILIES[model.family]
     return tuple(
-        ExportShard(name, tuple(group), sum(p.numel for p in group) * itemsize)
+        ExportShard(
+            name,
+            tuple(group),
+            tuple(family.format_tensor_name(parameter.name) for parameter in group),
+            sum(p.numel for p in group) * itemsize,
+        )
         for name, group in zip(names, groups, strict=True)
     )
 
@@ -81,13 +93,13 @@ def export_weights(
         with safetensors_file.SafetensorsReader(checkpoint, records) as reader:
             for shard in shards:
                 tensors = {}
-                for parameter in shard.parameters:
+                for parameter, key in zip(shard.parameters, shard.tensor_names, strict=True):
                     name, shape = parameter.name, parameter.shape
                     tensor = reader.read(f"{weights_key}/{name}", build_full_slice(shape))
                     tensor = tensor.to(TORCH_DTYPES[dtype])
                     if not allow_non_finite:
                         _validate_finite(tensor, f"{name} in {checkpoint}", dtype)
-                    tensors[name] = (shape, tensor)
+                    tensors[key] = (shape, tensor)
                 # transformers 4 requires the format
                 blocks = safetensors_file.serialize_tensors(tensors, {"format": "pt"})
                 durable_files.write_file(directory / shard.name, blocks)
@@ -112,9 +124,28 @@ def _validate_finite(tensor: Tensor, label: str, dtype: Dtype) -> None:
 
 def _build_safetensors_index(shards: tuple[ExportShard, ...]) -> bytes:
     """Return model.safetensors.index.json, which maps each parameter to its file."""
-    weight_map = {p.name: shard.name for shard in shards for p in shard.parameters}
+    weight_map = {name: shard.name for shard in shards for name in shard.tensor_names}
     metadata = {"total_size": sum(shard.num_bytes for shard in shards)}
     return json.dumps({"metadata": metadata, "weight_map": weight_map}, indent=2).encode()
+
+
+def validate_buffers(checkpoint: StoragePath, model: ModelConfig) -> None:
+    """Raise ConfigError if a buffer that changes the outputs differs from its initial value.
+
+    No family has names for buffers in its files.
+    """
+    records = checkpoint_store.load_manifest(checkpoint).tensors
+    with safetensors_file.SafetensorsReader(checkpoint, records) as reader:
+        for spec in list_buffer_specs(model):
+            if not spec.changes_outputs:
+                continue
+            values = reader.read(f"{BUFFERS}/{spec.name}", build_full_slice(spec.shape))
+            if bool((values != spec.initial_value).any()):
+                raise ConfigError(
+                    f"{spec.name} in {checkpoint} differs from {spec.initial_value:g}, and "
+                    f"model.family={model.family} has no name for it; evaluate the checkpoint with "
+                    f"hlat, or train without {spec.key}"
+                )
 
 
 def validate_weights_match(checkpoint: StoragePath, model: ModelConfig) -> None:

@@ -6,15 +6,21 @@ from hlat.model.families import (
     gemma3,
     llama,
     mistral,
+    mixtral,
     olmo2,
     olmo3,
+    olmoe,
     qwen2,
     qwen3,
+    qwen3_moe,
     smollm3,
 )
 from hlat.model.families.family import Family
 
-_MODULES = (llama, qwen2, qwen3, mistral, olmo2, olmo3, gemma2, gemma3, smollm3, arcee)
+_MODULES = (
+    *(llama, qwen2, qwen3, mistral, olmo2, olmo3, gemma2, gemma3, smollm3, arcee),
+    *(mixtral, qwen3_moe, olmoe),
+)
 
 FAMILIES: dict[str, Family] = {module.FAMILY.name: module.FAMILY for module in _MODULES}
 """Supported families by value of model.family."""

@@ -55,6 +55,7 @@ class Family:
             in ignored_keys.py.
         heads_divide_hidden_size: Whether transformers requires that num_attention_heads divides
             hidden_size although head_dim is a key.
+        tensor_names: Parts of canonical names and what files of the family have in their place.
     """
 
     name: str
@@ -64,6 +65,13 @@ class Family:
     fixed: Settings = field(default_factory=dict)
     ignored_keys: tuple[str, ...] = ()
     heads_divide_hidden_size: bool = False
+    tensor_names: tuple[tuple[str, str], ...] = ()
+
+    def format_tensor_name(self, name: str) -> str:
+        """Return the name of a canonical parameter in files of the family."""
+        for part, replacement in self.tensor_names:
+            name = name.replace(part, replacement)
+        return name
 
     @property
     def keys(self) -> set[str]:

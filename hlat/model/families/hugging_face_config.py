@@ -86,7 +86,7 @@ def find_hf_config_mismatches(model: ModelConfig, config: Mapping[str, Any]) -> 
     """
     mismatches: list[str] = []
     try:
-        missing = _list_missing_sizes(_find_family(config), config)
+        missing = _list_missing_sizes(find_family(config), config)
         mismatches += [f"config.json has no {mapping.key}" for mapping in missing]
         sizes = {mapping.key: getattr(model, mapping.setting) for mapping in missing}
         other = _parse_model({**config, **sizes})
@@ -118,9 +118,10 @@ def find_inexpressible_settings(model: ModelConfig) -> list[str]:
         start = f"model.family={model.family} cannot express this model"
         return [f"{start}: {problem}" for problem in error.problems]
     paths = find_differing_settings(model, parsed)
-    if kinds := [path for path in paths if path.endswith(".kind")]:
-        return [f"no family of transformers has {format_setting(model, kind)}" for kind in kinds]
     families = [name for name in FAMILY_NAMES if _is_expressible(model, name)] if paths else []
+    kinds = [path for path in paths if path.endswith(".kind")]
+    if kinds and not families:
+        return [f"no family of transformers has {format_setting(model, kind)}" for kind in kinds]
     alternatives = f"model.family={families[0]} or " if families else ""
     return [
         f"{format_setting(model, path)} cannot be exported with model.family={model.family}; "
@@ -156,7 +157,7 @@ def _build_settings(family: Family, model: ModelConfig, sequence_length: int) ->
 
 def _parse_model(config: Mapping[str, Any]) -> ModelConfig:
     """Return the model of a config.json; raise ConfigError with every problem."""
-    family = _find_family(config)
+    family = find_family(config)
     problems = _find_unsupported_keys(family, config)
     settings: dict[str, Any] = {}
     sizes = [mapping for mapping in family.mappings if isinstance(mapping, RequiredKey)]
@@ -188,19 +189,25 @@ def _list_missing_sizes(family: Family, config: Mapping[str, Any]) -> list[Requi
     return [mapping for mapping in required if config.get(mapping.key) is None]
 
 
-def _find_family(config: Mapping[str, Any]) -> Family:
+def find_family(config: Mapping[str, Any]) -> Family:
+    """Return the family of a config.json.
+
+    Raises:
+        ConfigError: It is not a supported one.
+    """
     model_type, architectures = config.get("model_type"), config.get("architectures")
     for family in FAMILIES.values():
         if model_type == family.model_type and architectures in (None, [family.architecture]):
             return family
-    hint = ""
-    if model_type == "gemma3":
-        hint = "; save the text model of Gemma 3, model_type=gemma3_text"
+    hints = {
+        "gemma3": "; save the text model of Gemma 3, model_type=gemma3_text",
+        "deepseek_v3": "; deepseek_v3 has multi-head latent attention, which hlat lacks",
+    }
     raise ConfigError(
         f"config.json has model_type={json.dumps(model_type)} "
         f"architectures={json.dumps(architectures)}; hlat supports only "
         + ", ".join(f"{family.model_type} [{family.architecture}]" for family in FAMILIES.values())
-        + hint
+        + (hints.get(model_type, "") if isinstance(model_type, str) else "")
     )
 
 

@@ -106,6 +106,7 @@ REQUIRED_VALUES = {
     "mlp_bias": False,
     "pruned_heads": {},
     "rope_interleaved": False,
+    "router_jitter_noise": 0.0,
     "use_bidirectional_attention": False,
     "use_mrope": False,
 }

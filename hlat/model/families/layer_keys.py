@@ -30,19 +30,25 @@ def find_pattern(layers: Sequence[_Item]) -> list[_Item]:
 
 @dataclass(frozen=True)
 class WindowKey:
-    """sliding_window of all layers (Mistral); null: no sliding layers."""
+    """sliding_window of all layers (Mistral); null: no sliding layers.
 
-    default: int = 4096
+    If `has_switch`, it applies only if use_sliding_window is true.
+    """
+
+    default: int | None = 4096
+    has_switch: bool = False
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Key of config.json."""
-        return ("sliding_window",)
+        """Keys of config.json."""
+        return ("sliding_window", *(("use_sliding_window",) if self.has_switch else ()))
 
     def parse(self, config: HFConfig) -> Settings:
         """Return the window."""
-        found = {"sliding_window": self.default, **config}
+        found = {"sliding_window": self.default, "use_sliding_window": False, **config}
         window = found["sliding_window"]
+        if self.has_switch and not get_number(found, "use_sliding_window", bool):
+            window = None
         if window is not None:
             window = get_number(found, "sliding_window", int)
         return {"attention.sliding_window": window, "attention.layer_pattern": []}
@@ -50,7 +56,9 @@ class WindowKey:
     def build(self, model: ModelConfig) -> dict[str, Any]:
         """Return the window if all layers are sliding."""
         windows = {get_window(model, layer) for layer in range(model.num_layers)}
-        return {"sliding_window": windows.pop() if len(windows) == 1 else None}
+        window = windows.pop() if len(windows) == 1 else None
+        switch = {"use_sliding_window": window is not None} if self.has_switch else {}
+        return {"sliding_window": window, **switch}
 
 
 @dataclass(frozen=True)
