@@ -12,9 +12,11 @@ import torch
 import torch.distributed as dist
 
 from hlat.config.run import Config
+from hlat.distributed.mesh_axis import MeshAxis
 from hlat.distributed.mesh_coordinates import (
     ParallelDegrees,
     compute_parallel_degrees,
+    partition_experts,
     partition_ranks,
 )
 from hlat.distributed.mesh_object_group import add_background_axes, build_parallel_state
@@ -38,6 +40,8 @@ class ParallelMesh:
         tied_embedding: First and last pipeline rank, if the output head is the embedding and this
             rank has it.
         stage: All ranks of a pipeline stage, if the optimizer updates whole matrices.
+        ep: Consecutive data-parallel ranks with other experts.
+        expert_dp: Data-parallel ranks with the same experts.
     """
 
     def __init__(self, config: Config, rank: int = 0) -> None:
@@ -50,6 +54,8 @@ class ParallelMesh:
         tied = axes.get("tied_embedding")
         self.tied_embedding = tied if tied is not None and tied.size > 1 else None
         self.stage = axes.get("stage")
+        self.ep = axes.get("ep", MeshAxis([rank], rank))
+        self.expert_dp = axes.get("expert_dp", self.dp)
         self.parallel_state = build_parallel_state(rank, axes)
 
     def all_reduce(self, tensor: torch.Tensor) -> None:
@@ -69,6 +75,8 @@ def list_axis_partitions(config: Config, degrees: ParallelDegrees) -> dict[str, 
     if config.model.tie_embeddings and degrees.pp > 1:
         ends = [[ranks[0], ranks[-1]] for ranks in pp]
         partitions["tied_embedding"] = ends + [[rank] for ranks in pp for rank in ranks[1:-1]]
+    if config.parallelism.ep > 1:
+        partitions |= partition_experts(dp, config.parallelism.ep)
     optimizer = get_optimizer_spec(config.optimizer.name)
     if not all(optimizer.is_elementwise(role) for role in ParameterRole):
         size = degrees.dp * degrees.tp

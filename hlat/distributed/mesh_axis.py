@@ -74,6 +74,20 @@ class MeshAxis:
             output_tensor, input_tensor, output_splits, input_splits, self.group, async_op=True
         )
 
+    def all_to_all_rows(
+        self, rows: Tensor, input_splits: list[int], output_splits: list[int]
+    ) -> Tensor:
+        """Send consecutive rows of different numbers to each rank; return the received ones.
+
+        Args:
+            rows: Rows for the first rank, then for the next, [sum(input_splits), ...].
+            input_splits: Rows for each rank.
+            output_splits: Rows from each rank.
+        """
+        output = rows.new_empty((sum(output_splits), *rows.shape[1:]))
+        self.all_to_all_async(output, rows.contiguous(), output_splits, input_splits).wait()
+        return output
+
     def send_recv(self, tensor: Tensor, peer: int) -> Tensor:
         """Exchange tensors with the rank at index `peer` and return its tensor."""
         received, peer_rank = torch.empty_like(tensor), self.ranks[peer]
@@ -87,16 +101,16 @@ class MeshAxis:
 
     def reduce_scatter(self, input_tensor: Tensor) -> Tensor:
         """Sum over all ranks and return this rank's part; [size, ...] to [...]."""
-        output, work = self.reduce_scatter_async(input_tensor)
-        work.wait()
-        return output
+        return self._reduce_scatter(input_tensor, async_op=False)[0]  # torch.compile needs False
 
     def reduce_scatter_async(self, input_tensor: Tensor) -> tuple[Tensor, Any]:
         """Start `reduce_scatter`; return its output and work. Do not modify the input before."""
+        return self._reduce_scatter(input_tensor, async_op=True)
+
+    def _reduce_scatter(self, input_tensor: Tensor, async_op: bool) -> tuple[Tensor, Any]:
         output = input_tensor.new_empty(input_tensor.shape[1:])
-        work = _reduce_scatter(
-            output.view(-1), input_tensor.contiguous().view(-1), group=self.group, async_op=True
-        )
+        input_flat = input_tensor.contiguous().view(-1)
+        work = _reduce_scatter(output.view(-1), input_flat, group=self.group, async_op=async_op)
         return output, work
 
     def any(self, flag: bool, device: torch.device | None = None) -> bool:

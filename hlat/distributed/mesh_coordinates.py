@@ -12,15 +12,16 @@ from hlat.config.parallelism import ParallelismConfig
 
 @dataclass(frozen=True)
 class ParallelDegrees:
-    """Number of processes along each axis."""
+    """Number of processes along each axis; `ep` of those along dp divide experts."""
 
     dp: int = 1
     tp: int = 1
     pp: int = 1
+    ep: int = 1
 
     @property
     def world_size(self) -> int:
-        """Product of the degrees."""
+        """Product of dp, tp and pp."""
         return self.dp * self.tp * self.pp
 
 
@@ -38,7 +39,7 @@ def compute_parallel_degrees(parallelism: ParallelismConfig, world_size: int) ->
     dp, remainder = divmod(world_size, parallelism.tp * parallelism.pp)
     assert remainder == 0
     assert parallelism.dp in (None, dp)
-    return ParallelDegrees(dp, parallelism.tp, parallelism.pp)
+    return ParallelDegrees(dp, parallelism.tp, parallelism.pp, parallelism.ep)
 
 
 def compute_mesh_coordinates(rank: int, degrees: ParallelDegrees) -> MeshCoordinates:
@@ -61,3 +62,14 @@ def partition_ranks(degrees: ParallelDegrees, axis: str) -> list[list[int]]:
     }
     along = offsets.pop(axis)
     return [[sum(others) + offset for offset in along] for others in product(*offsets.values())]
+
+
+def partition_experts(dp: list[list[int]], ep: int) -> dict[str, list[list[int]]]:
+    """Return the ranks along the expert-parallel axes, by name, given those along dp.
+
+    `ep` consecutive data-parallel ranks divide the experts; every ep-th rank has the same experts.
+    """
+    return {
+        "ep": [ranks[start : start + ep] for ranks in dp for start in range(0, len(ranks), ep)],
+        "expert_dp": [ranks[start::ep] for ranks in dp for start in range(ep)],
+    }

@@ -8,6 +8,9 @@ from hlat.distributed.tensor_slice import TensorSlice
 if TYPE_CHECKING:
     import torch
 
+BUFFERS = "buffers"
+"""Kind of state that the optimizer does not train and evaluations need beside the weights."""
+
 
 @dataclass(frozen=True)
 class StateShard:

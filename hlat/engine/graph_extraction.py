@@ -26,6 +26,7 @@ _OVERRIDES: dict[str, Any] = {
     "checkpoint.destination": None,
     "checkpoint.start_from": None,
     "model.init_from": None,
+    "model.mlp.moe.upcycling_noise": None,
     "evaluation.every_steps": 2,
     "recovery.max_restarts": 0,
     "recovery.step_timeout_s": None,

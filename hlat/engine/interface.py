@@ -17,6 +17,7 @@ from hlat.config.run import Config
 from hlat.data.packed_sequences import PackedSequences
 from hlat.distributed.parallel_state import ParallelState
 from hlat.distributed.state_shard import StateShard
+from hlat.model.mlp_spec import StepMetricValue
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,8 @@ class StepMetrics:
         token_losses: Cross-entropy in nats of each token but the first of each sequence of an
             evaluation, [n, s - 1], 0 for tokens that the loss excludes; None if the engine has only
             their mean.
+        model_metrics: Further metrics of the components of the model over the global batch by name,
+            a number, or a list with a number, a list or None for each layer.
     """
 
     loss: float
@@ -38,11 +41,17 @@ class StepMetrics:
     param_norm: float | None = None
     num_skipped: int = 0
     token_losses: NDArray[np.float32] | None = field(default=None, compare=False, repr=False)
+    model_metrics: dict[str, StepMetricValue] = field(default_factory=dict)
 
     @property
     def scalars(self) -> dict[str, float | None]:
         """Loss and norms by name."""
         return {"loss": self.loss, "grad_norm": self.grad_norm, "param_norm": self.param_norm}
+
+    @property
+    def columns(self) -> dict[str, StepMetricValue | None]:
+        """Loss, norms and the metrics of components, as logged in metrics.jsonl."""
+        return {**self.scalars, **self.model_metrics}
 
 
 @dataclass(frozen=True)

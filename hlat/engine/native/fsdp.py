@@ -6,6 +6,7 @@ also reshards a layer between the two. The rest of the engine sees parameters of
 """
 
 from collections.abc import Iterable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -14,29 +15,37 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from hlat.config.run import Config
-from hlat.distributed.mesh_axis import MeshAxis
+from hlat.distributed.device_mesh import ParallelMesh
 from hlat.model.decoder import Decoder
+from hlat.model.experts import Experts
 from hlat.precision.torch_dtypes import TORCH_DTYPES
 
 
-def apply_fsdp(part: Decoder, config: Config, axis: MeshAxis, device: torch.device) -> None:
+def apply_fsdp(part: Decoder, config: Config, mesh: ParallelMesh, device: torch.device) -> None:
     """Shard the parameters of a model part on the meta device over data-parallel ranks.
 
-    This replaces the parameters by uninitialized rows on the device.
+    This replaces the parameters by uninitialized rows on the device. Experts are sharded over the
+    ranks with the same experts.
     """
-    assert axis.group is not None
     precision = config.precision
-    mesh = DeviceMesh.from_group(axis.group, device.type)
     policy = MixedPrecisionPolicy(
         TORCH_DTYPES[precision.param_dtype],
         TORCH_DTYPES[precision.reduce_dtype],
         cast_forward_inputs=False,
     )
     is_zero3 = config.parallelism.zero > 2
+    shard = partial(fully_shard, mp_policy=policy)
+    dense_mesh, expert_mesh = (
+        None if axis.group is None else DeviceMesh.from_group(axis.group, device.type)
+        for axis in (mesh.dp, mesh.expert_dp)
+    )
     for layer in part.layers.values():
-        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=is_zero3)
+        if expert_mesh is not None:
+            for experts in (one for one in layer.modules() if isinstance(one, Experts)):
+                shard(experts, mesh=expert_mesh, reshard_after_forward=is_zero3)
+        shard(layer, mesh=dense_mesh, reshard_after_forward=is_zero3)
     # The loss reads the head after the forward pass of the part
-    fully_shard(part, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+    shard(part, mesh=dense_mesh, reshard_after_forward=False)
     for module in _find_fsdp_modules(part):
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)

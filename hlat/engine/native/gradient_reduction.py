@@ -23,10 +23,11 @@ class GradientReducer:
         params: ShardedParameters,
         mesh: ParallelMesh,
         dtype: torch.dtype,
-        num_micro_batches: int,
     ) -> None:
         self._accumulator, self._params, self._mesh = accumulator, params, mesh
-        self._dtype, self._num_micro_batches = dtype, num_micro_batches
+        self._dtype = dtype
+        self.num_micro_batches = 1
+        """Micro batches of the step on this rank."""
         self._counts: dict[str, int] = {}
         self._pending: dict[str, Callable[[], Tensor]] = {}
         self._handles = register_grad_hooks(params.model_params, self._count_micro_batch)
@@ -51,11 +52,11 @@ class GradientReducer:
 
     def _count_micro_batch(self, name: str, param: Tensor) -> None:
         self._counts[name] = self._counts.get(name, 0) + 1
-        if self._counts[name] == self._num_micro_batches:
+        if self._counts[name] == self.num_micro_batches:
             self._start_reduction(name)
 
     def _start_reduction(self, name: str) -> None:
-        sharding = self._params.sharding
+        sharding = self._params.local_params[name].sharding
         self._pending[name] = sharding.start_reduction(self._finalize_gradient(name))
 
     def _finalize_gradient(self, name: str) -> Tensor:

@@ -25,7 +25,10 @@ def apply_activation_checkpointing(model: Decoder, mode: ActivationCheckpointing
         assert isinstance(layer, DecoderLayer)
         if mode is ActivationCheckpointing.selective:
             layer.self_attn.core = _Checkpointed(layer.self_attn.core)
-            layer.mlp.activation = _Checkpointed(layer.mlp.activation)
+            for network in [*layer.mlp.modules()]:
+                activation = getattr(network, "activation", None)
+                if isinstance(activation, nn.Module):
+                    network.activation = _Checkpointed(activation)
         elif mode is ActivationCheckpointing.full:
             _replace_forward(layer, partial(_checkpointed_forward, layer.forward))
 

@@ -6,9 +6,10 @@ have slices. The next matrices are in transit while an owner computes.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -126,8 +127,17 @@ class MatrixExchange:
         slices: Sequence[MatrixSlice],
         costs: Mapping[str, float],
         device: torch.device,
+        expert_names: Collection[str] = (),
     ) -> None:
-        """Plan the transfers of the slices of this rank, given the cost of the update by matrix."""
+        """Plan the transfers of the slices of this rank.
+
+        Args:
+            axis: Ranks that share the matrices.
+            slices: Slices of this rank.
+            costs: Cost of the update by matrix.
+            device: Device of the matrices.
+            expert_names: Matrices of which the owner must have a slice.
+        """
         self._device = device
         message = json.dumps(
             [[s.name, s.rectangle, s.is_main_replica, costs[s.name]] for s in slices]
@@ -141,7 +151,12 @@ class MatrixExchange:
                 holders.setdefault(name, []).append(holder)
                 all_costs[name] = cost
         shapes = {name: _compute_shape(each) for name, each in holders.items()}
-        owners = assign_owners(all_costs, axis.size)
+        candidates = {
+            name: {one.rank for one in each}
+            for name, each in holders.items()
+            if name in expert_names
+        }
+        owners = assign_owners(all_costs, axis.size, candidates)
         self.owned = {name: shape for name, shape in shapes.items() if owners[name] == axis.rank}
         self._batches: list[tuple[list[str], _AllToAll, _AllToAll]] = []
         for names in _divide([*owners], shapes, _BATCH_NUMEL * axis.size):
@@ -193,14 +208,20 @@ class MatrixExchange:
         yield from _iterate_indices(previous())
 
 
-def assign_owners(costs: Mapping[str, float], num_ranks: int) -> dict[str, int]:
+def assign_owners(
+    costs: Mapping[str, float],
+    num_ranks: int,
+    candidates: Mapping[str, Collection[int]] = MappingProxyType({}),
+) -> dict[str, int]:
     """Return the owner of each matrix: the most expensive ones first, to the least loaded rank.
 
-    The matrices are in this order, so that each batch of them has work for all ranks.
+    The matrices are in this order, so that each batch of them has work for all ranks. The owner is
+    one of the candidates of the matrix, if it has some.
     """
     loads, owners = [0.0] * num_ranks, dict[str, int]()
     for name in sorted(costs, key=lambda name: (-costs[name], name)):
-        owners[name] = min(range(num_ranks), key=lambda rank: (loads[rank], rank))
+        ranks = candidates.get(name, range(num_ranks))
+        owners[name] = min(ranks, key=lambda rank: (loads[rank], rank))
         loads[owners[name]] += costs[name]
     return owners
 

@@ -1,6 +1,6 @@
 """Optimizer of whole matrices, each of which one of the ranks that share it updates."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +16,7 @@ from hlat.engine.native.matrix_exchange import MatrixExchange, MatrixSlice
 from hlat.engine.native.step_rounding import StochasticRounding
 from hlat.model.canonical_views import iter_row_views
 from hlat.model.decoder_spec import list_module_parameters
-from hlat.model.parameter_spec import ParameterSpec
+from hlat.model.parameter_spec import ModuleParameter, ParameterSpec
 from hlat.optim.optimizer_factory import build_group_settings
 from hlat.optim.optimizer_spec import compute_joint_shape, get_optimizer_spec, group_matrices
 from hlat.optim.update_rule import ParamGroups, UpdateRule, store_update
@@ -93,7 +93,8 @@ class MatrixOptimizer(torch.optim.Optimizer):
         by_param = {param: [*self._list_slices(param, param)] for param in params}
         self._num_slices = {param: len(slices) for param, slices in by_param.items()}
         slices = [one for slices in by_param.values() for one, _ in slices]
-        self._exchange = MatrixExchange(axis, slices, self._compute_costs(), device)
+        experts = _list_expert_names(parameters) if config.parallelism.ep > 1 else frozenset()
+        self._exchange = MatrixExchange(axis, slices, self._compute_costs(), device, experts)
         self._state_by_name = {
             spec.name: self._init_state(spec, config.precision, device)
             for name in self._exchange.owned
@@ -206,6 +207,16 @@ class MatrixOptimizer(torch.optim.Optimizer):
             self._rounder.round_(buffer, bits, slice(None))
             updated = buffer.tensors[0]
         store_update([stored], [updated], self.found_inf)
+
+
+def _list_expert_names(parameters: Iterable[ModuleParameter]) -> frozenset[str]:
+    """Return the canonical names of the parameters of experts."""
+    return frozenset(
+        spec.name
+        for parameter in parameters
+        if parameter.expert is not None
+        for spec in parameter.specs
+    )
 
 
 def _concatenate(tensors: list[Tensor]) -> Tensor:

@@ -16,11 +16,13 @@ from hlat.distributed.parameter_shards import ParameterShard, compute_shard
 from hlat.distributed.pipeline_stages import assign_layers_to_stages
 from hlat.engine.native import fsdp
 from hlat.engine.native.data_parallel import DataParallelSharding
+from hlat.engine.native.expert_parallel import apply_expert_parallel, drop_other_experts
 from hlat.engine.native.sharded_parameters import LocalParameter
 from hlat.engine.native.tensor_parallel import TensorParallelRegions, apply_tensor_parallel
 from hlat.model.decoder import Decoder
 from hlat.model.decoder_spec import list_module_parameters
 from hlat.model.embedding_spec import EMBEDDING_NAME
+from hlat.model.parameter_spec import ModuleParameter
 from hlat.precision.torch_dtypes import TORCH_DTYPES
 
 
@@ -29,7 +31,6 @@ def build_model_parts(
 ) -> tuple[dict[int, Decoder], dict[str, LocalParameter]]:
     """Return this rank's model parts by stage and its uninitialized parameters by name."""
     layout = config.parallelism
-    dp_sharding = DataParallelSharding(mesh.dp, layout.zero)
     layers = assign_layers_to_stages(config.model.num_layers, layout.pp * layout.stages_per_rank)
     parts: dict[int, Decoder] = {}
     params: dict[str, LocalParameter] = {}
@@ -37,13 +38,19 @@ def build_model_parts(
         with torch.device("meta"):
             part = Decoder(config.model, Fp32Operator.norm in config.precision.fp32_operators)
         _drop_other_stages(part, layers[stage], stage == 0, stage == len(layers) - 1)
-        shards = _shard_parameters(part, config, mesh)
-        if dp_sharding.is_fsdp:
-            fsdp.apply_fsdp(part, config, mesh.dp, device)
-            params |= _collect_fsdp_parameters(part, shards, dp_sharding)
-        else:
-            params |= _allocate_parameters(part, shards, config, dp_sharding, device)
+        parameters = {param.name: param for param in list_module_parameters(config.model)}
+        drop_other_experts(part, parameters.values(), mesh.ep)
+        shards = _shard_parameters(part, parameters, config, mesh)
+        shardings = _select_shardings(part, parameters, mesh, layout.zero)
+        unsharded = {name: s for name, s in shards.items() if not shardings[name].is_fsdp}
+        if mesh.dp.size > 1 and layout.zero > 1:
+            for name in unsharded:
+                _remove_parameter(part, name)
+            fsdp.apply_fsdp(part, config, mesh, device)
+            params |= _collect_fsdp_parameters(part, shards, shardings)
+        params |= _allocate_parameters(part, unsharded, config, shardings, device)
         apply_tensor_parallel(part, config.model, regions)
+        apply_expert_parallel(part, mesh.ep)
         parts[stage] = part
     return parts, params
 
@@ -60,13 +67,23 @@ def _drop_other_stages(part: Decoder, layers: range, is_first: bool, is_last: bo
         part.norm = part.lm_head = None
 
 
+def _select_shardings(
+    part: Decoder, parameters: Mapping[str, ModuleParameter], mesh: ParallelMesh, zero: int
+) -> dict[str, DataParallelSharding]:
+    """Return the sharding of each parameter over the ranks that have the same one."""
+    dense, of_experts = (DataParallelSharding(axis, zero) for axis in (mesh.dp, mesh.expert_dp))
+    return {
+        name: dense if parameters[name].expert is None else of_experts
+        for name, _ in part.named_parameters()
+    }
+
+
 def _shard_parameters(
-    part: Decoder, config: Config, mesh: ParallelMesh
+    part: Decoder, parameters: Mapping[str, ModuleParameter], config: Config, mesh: ParallelMesh
 ) -> dict[str, ParameterShard]:
     """Replace each meta parameter by this rank's tensor-parallel shard; return the shards."""
     precision = config.precision
     dtype = TORCH_DTYPES[precision.master_weight_dtype or precision.param_dtype]
-    parameters = {param.name: param for param in list_module_parameters(config.model)}
     shards = {}
     for name, _ in [*part.named_parameters()]:
         shard = compute_shard(parameters[name], mesh.tp.size, mesh.tp.rank)
@@ -81,30 +98,34 @@ def _allocate_parameters(
     part: Decoder,
     shards: Mapping[str, ParameterShard],
     config: Config,
-    dp_sharding: DataParallelSharding,
+    shardings: Mapping[str, DataParallelSharding],
     device: torch.device,
 ) -> dict[str, LocalParameter]:
     """Allocate parameters; matrices with the padding rows of ZeRO-1."""
     dtype = TORCH_DTYPES[config.precision.param_dtype]
     params = {}
     for name, shard in shards.items():
-        num_rows = shard.shape[0]
-        padded = num_rows if len(shard.shape) == 1 else dp_sharding.compute_padded_rows(num_rows)
+        num_rows, sharding = shard.shape[0], shardings[name]
+        padded = num_rows if len(shard.shape) == 1 else sharding.compute_padded_rows(num_rows)
         data = torch.empty((padded, *shard.shape[1:]), dtype=dtype, device=device)
-        params[name] = LocalParameter(_replace_parameter(part, name, data[:num_rows]), data, shard)
+        param = _replace_parameter(part, name, data[:num_rows])
+        params[name] = LocalParameter(param, data, shard, sharding)
     return params
 
 
 def _collect_fsdp_parameters(
-    part: Decoder, shards: Mapping[str, ParameterShard], dp_sharding: DataParallelSharding
+    part: Decoder,
+    shards: Mapping[str, ParameterShard],
+    shardings: Mapping[str, DataParallelSharding],
 ) -> dict[str, LocalParameter]:
     """Return the local rows of parameters that FSDP2 sharded."""
     params = {}
     for name, param in part.named_parameters():
         data = fsdp.to_local(param.detach())
-        rows = dp_sharding.get_shard_rows(shards[name].shape[0])
+        rows = shardings[name].get_shard_rows(shards[name].shape[0])
         assert rows.stop - rows.start == len(data)
-        params[name] = LocalParameter(param, data, shards[name].slice_rows(rows.start, rows.stop))
+        shard = shards[name].slice_rows(rows.start, rows.stop)
+        params[name] = LocalParameter(param, data, shard, shardings[name])
     return params
 
 
@@ -113,3 +134,8 @@ def _replace_parameter(part: Decoder, name: str, tensor: Tensor) -> nn.Parameter
     param = nn.Parameter(tensor)
     setattr(part.get_submodule(module), leaf, param)
     return param
+
+
+def _remove_parameter(part: Decoder, name: str) -> None:
+    module, _, leaf = name.rpartition(".")
+    part.get_submodule(module).register_parameter(leaf, None)

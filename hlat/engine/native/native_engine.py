@@ -30,8 +30,10 @@ from hlat.engine.native.device import (
     set_environment,
 )
 from hlat.engine.native.layer_transforms import apply_activation_checkpointing, apply_compile
+from hlat.engine.native.model_buffers import ModelBuffers
 from hlat.engine.native.model_metrics import observe_metrics
 from hlat.engine.native.model_parts import build_model_parts
+from hlat.engine.native.model_statistics import ModelStatistics
 from hlat.engine.native.pipeline_parallel import (
     DeviceBatch,
     MicroBatchRunner,
@@ -42,6 +44,7 @@ from hlat.engine.native.sharded_parameters import ShardedParameters
 from hlat.engine.native.tensor_parallel import TensorParallelRegions
 from hlat.engine.native.trainable_parameters import TrainableParameters
 from hlat.engine.state_shards import copy_weights, init_weights, iter_state_shards
+from hlat.model.auxiliary_loss import set_loss_factor
 from hlat.model.decoder import Decoder
 from hlat.model.decoder_spec import list_parameter_specs
 from hlat.model.loss import IGNORE_INDEX, build_next_token_targets, linear_cross_entropy
@@ -86,16 +89,17 @@ class NativeEngine:
                 self.model_parts, config, self._mesh.pp, self._compute_loss
             )
         else:
-            self._runner = SequentialRunner(
-                self.model_parts[0], config.micro_batch_size, self._compute_loss
-            )
+            self._runner = SequentialRunner(self.model_parts[0], self._compute_loss)
         self._num_skipped = torch.zeros((), device=self._device)
+        built = (self.model_parts.values(), config.model, self._mesh, self._device)
+        self._buffers, self._statistics = ModelBuffers(*built), ModelStatistics(*built)
         if initialize:
             self.init_weights()
 
     def init_weights(self) -> None:
         """Set the weights, and the state that starts as the weights, to their initial values."""
         init_weights(self.state_shards(), self._specs, self.config, self._mesh.tp)
+        self._buffers.reset()
         copies = list_weight_copies(self.config.optimizer, self._specs.values())
         copy_weights(self.state_shards(), copies)
 
@@ -105,7 +109,14 @@ class NativeEngine:
         assert isinstance(params, TrainableParameters), "the engine was built with training=False"
         self._sync_stale_params()
         scale = 1 / max(1, self._count_global_target_tokens(sequences))
-        loss = self._runner.backward(self._build_batch(sequences), scale)
+        num_sequences, length = sequences.tokens.shape
+        # Shorter sequences have micro batches of the same tokens
+        size = self.config.micro_batch_size * self.config.batch.sequence_length // length
+        params.start_step(num_sequences // size)
+        self._statistics.start_step()
+        # Tensor-parallel ranks compute the same auxiliary losses, and sum their gradients
+        set_loss_factor(self.model_parts.values(), scale * (length - 1) / self._mesh.tp.size)
+        loss = self._runner.backward(self._build_batch(sequences), size, scale)
         gradients = params.collect_gradients()
         loss, grad_norm = self._all_reduce_metrics(loss, params.select_owned_rows(gradients))
         max_norm = self.config.optimizer.grad_clip  # torch's clip_grad_norm_ with a global norm
@@ -114,6 +125,7 @@ class NativeEngine:
             torch.nn.utils.clip_grads_with_norm_(optimizer_params, max_norm, grad_norm)
         skip = ~torch.isfinite(grad_norm)
         params.step(learning_rate, skip)
+        self._statistics.update_buffers(skip)
         self._num_skipped += skip
         return {"loss": loss, "grad_norm": grad_norm}
 
@@ -186,7 +198,10 @@ class NativeEngine:
         )
         values = torch.stack([metrics["loss"], metrics["grad_norm"], param_norm, self._num_skipped])
         mean_loss, *norms, num_skipped = values.tolist()
-        return StepMetrics(mean_loss, norms[0], norms[1], int(num_skipped))
+        model_metrics = self._statistics.compute_metrics()
+        return StepMetrics(
+            mean_loss, norms[0], norms[1], int(num_skipped), model_metrics=model_metrics
+        )
 
     def peak_memory(self) -> int | None:
         """Return the peak device memory of this process in bytes."""
@@ -196,7 +211,7 @@ class NativeEngine:
         """Yield weights, optimizer state and step counts of the rows that this rank updates.
 
         With master weights, the weights are the master weights. An engine without training yields
-        weights only.
+        weights only. Buffers follow in both cases.
         """
         self._params_stale = True
         params, specs = self.params, self._specs
@@ -204,6 +219,7 @@ class NativeEngine:
             yield from iter_state_shards(params.get_state(name), shard, specs, params.owns(name))
         if isinstance(params, TrainableParameters):
             yield from params.iter_matrix_state_shards()
+        yield from self._buffers.iter_state_shards()
 
     def saved_state_shards(self) -> Iterator[StateShard]:
         """Yield the shards that this rank saves."""
@@ -221,7 +237,7 @@ class NativeEngine:
         params = getattr(self, "params", None)
         if isinstance(params, TrainableParameters):
             params.close()
-        for name in ("model_parts", "params", "_runner"):
+        for name in ("model_parts", "params", "_runner", "_statistics", "_buffers"):
             vars(self).pop(name, None)
         if self._owns_process_group:
             self.parallel_state.world_group.any(False)  # waits for all ranks

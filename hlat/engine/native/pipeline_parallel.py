@@ -70,17 +70,17 @@ class DeviceBatch:
 class SequentialRunner:
     """Passes of micro batches, one after the other, through a model with all layers."""
 
-    def __init__(self, model: Decoder, micro_batch_size: int, loss_fn: LossFn) -> None:
-        self._model, self._micro_batch_size, self._loss_fn = model, micro_batch_size, loss_fn
+    def __init__(self, model: Decoder, loss_fn: LossFn) -> None:
+        self._model, self._loss_fn = model, loss_fn
 
-    def backward(self, batch: DeviceBatch, scale: float) -> Tensor:
+    def backward(self, batch: DeviceBatch, micro_batch_size: int, scale: float) -> Tensor:
         """Accumulate gradients over all micro batches of a step.
 
         Returns:
             The scaled sum of their loss on the ranks with the head, 0 on the others.
         """
         total = torch.zeros((), device=batch.tokens.device)
-        for micro_batch in batch.split(self._micro_batch_size):
+        for micro_batch in batch.split(micro_batch_size):
             loss = self.forward(micro_batch, scale)
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
@@ -108,27 +108,13 @@ class PipelineRunner:
         self, model_parts: Mapping[int, Decoder], config: Config, axis: MeshAxis, loss_fn: LossFn
     ) -> None:
         layout = config.parallelism
-        self._axis, self._model_parts, self._loss_fn = axis, model_parts, loss_fn
+        self._config, self._axis = config, axis
+        self._model_parts, self._loss_fn = model_parts, loss_fn
         self._last_stage = layout.pp * layout.stages_per_rank - 1
         self._scale = 1.0
-        self._boundary_activation = _build_boundary_activation(config)
-        device = next(next(iter(model_parts.values())).parameters()).device
-        stages = [
-            PipelineStage(
-                _PipelineStageModule(part),
-                stage,
-                self._last_stage + 1,
-                device,
-                input_args=() if stage == 0 else (self._boundary_activation,),
-                output_args=(self._boundary_activation,),
-                group=axis.group,
-            )
-            for stage, part in model_parts.items()
-        ]
-        build_schedule = _select_schedule(layout, config.num_micro_batches)
-        self._schedule = build_schedule(stages, loss_fn=self._compute_loss, scale_grads=False)
+        self._schedules: dict[tuple[int, ...], Any] = {}
 
-    def backward(self, batch: DeviceBatch, scale: float) -> Tensor:
+    def backward(self, batch: DeviceBatch, micro_batch_size: int, scale: float) -> Tensor:
         """Accumulate gradients over all micro batches in the order of the schedule."""
         self._scale = scale
         losses: list[Tensor] = []
@@ -136,7 +122,8 @@ class PipelineRunner:
         if batch.documents is not None:
             inputs["documents"] = batch.documents
         has_head = self._last_stage in self._model_parts
-        self._schedule.step(
+        schedule = self._get_schedule(batch.tokens.shape, micro_batch_size)
+        schedule.step(
             **inputs,
             target=batch.targets if has_head else None,
             losses=losses if has_head else None,
@@ -153,7 +140,7 @@ class PipelineRunner:
         Ranks do not wait for later stages.
         """
         tokens, targets = micro_batch.tokens, micro_batch.targets
-        shape = (len(tokens), *self._boundary_activation.shape[1:])
+        shape = _compute_boundary_shape(tokens.shape, self._config)
         y = self._run_stages(shape, tokens, micro_batch.documents, {})
         if y is None:
             return torch.zeros(() if scale is not None else tokens.shape, device=tokens.device)
@@ -161,8 +148,39 @@ class PipelineRunner:
 
     def forward_with_cache(self, tokens: Tensor, kv_caches: Mapping[int, KVCache]) -> Tensor | None:
         """Run the stages on the next tokens; activations are not sharded over tokens."""
-        shape = (*tokens.shape, self._boundary_activation.shape[-1])
+        shape = (*tokens.shape, self._config.model.hidden_size)
         return self._run_stages(shape, tokens, None, kv_caches)
+
+    def _get_schedule(self, shape: torch.Size, micro_batch_size: int) -> Any:
+        """Return torch's schedule for a step of `shape`, which batch.ramp and warm-up change."""
+        key = (*shape, micro_batch_size)
+        if key not in self._schedules:
+            build = _select_schedule(self._config.parallelism, shape[0] // micro_batch_size)
+            stages = self._build_stages((micro_batch_size, shape[1]))
+            self._schedules[key] = build(stages, loss_fn=self._compute_loss, scale_grads=False)
+        return self._schedules[key]
+
+    def _build_stages(self, shape: tuple[int, int]) -> list[PipelineStage]:
+        """Return torch's stages of this rank for micro batches of `shape`."""
+        device = next(next(iter(self._model_parts.values())).parameters()).device
+        activation = torch.empty(
+            _compute_boundary_shape(shape, self._config),
+            dtype=TORCH_DTYPES[self._config.precision.compute_dtype],
+            device="meta",
+            requires_grad=True,  # the stages send its gradient back
+        )
+        return [
+            PipelineStage(
+                _PipelineStageModule(part),
+                stage,
+                self._last_stage + 1,
+                device,
+                input_args=() if stage == 0 else (activation,),
+                output_args=(activation,),
+                group=self._axis.group,
+            )
+            for stage, part in self._model_parts.items()
+        ]
 
     def _run_stages(
         self,
@@ -175,7 +193,7 @@ class PipelineRunner:
         for stage, part in self._model_parts.items():
             x = None
             if stage > 0:
-                dtype = self._boundary_activation.dtype
+                dtype = TORCH_DTYPES[self._config.precision.compute_dtype]
                 x = torch.empty(shape, dtype=dtype, device=tokens.device)
                 dist.recv(x, self._get_stage_rank(stage - 1), group=self._axis.group)
             y: Tensor = part(tokens, documents, x, kv_caches.get(stage))
@@ -220,12 +238,7 @@ def _select_schedule(layout: ParallelismConfig, num_micro_batches: int) -> Calla
     return partial(multi, n_microbatches=num_micro_batches)
 
 
-def _build_boundary_activation(config: Config) -> Tensor:
-    """Return the activation between stages of a micro batch, on the meta device."""
-    layout, batch = config.parallelism, config.batch
-    num_token_shards = layout.tp if layout.sequence_parallel else 1
-    num_tokens = batch.sequence_length // num_token_shards
-    shape = (config.micro_batch_size, num_tokens, config.model.hidden_size)
-    dtype = TORCH_DTYPES[config.precision.compute_dtype]
-    # requires_grad makes the stages send its gradient back
-    return torch.empty(shape, dtype=dtype, device="meta", requires_grad=True)
+def _compute_boundary_shape(shape: Sequence[int], config: Config) -> tuple[int, int, int]:
+    """Return the shape of the activation between stages of micro batches with a shape."""
+    num_token_shards = config.parallelism.tp if config.parallelism.sequence_parallel else 1
+    return shape[0], shape[1] // num_token_shards, config.model.hidden_size

@@ -16,18 +16,24 @@ from hlat.engine.native.data_parallel import DataParallelSharding
 class LocalParameter:
     """One parameter of this rank and its canonical rows and columns.
 
-    `padded_data` is the memory of the parameter with the padding rows of ZeRO-1.
+    Attributes:
+        param: The parameter.
+        padded_data: Its memory, with the padding rows of ZeRO-1.
+        shard: Its canonical rows and columns.
+        sharding: Ranks with replicas, and the rows of each.
     """
 
     param: nn.Parameter
     padded_data: Tensor
     shard: ParameterShard
+    sharding: DataParallelSharding
 
 
 class ShardedParameters:
     """Parameters of this rank by name, and the rows of each that this rank updates.
 
     Attributes:
+        sharding: Sharding of all parameters but experts.
         updated_params: Views of the updated rows, without parameters that have no such rows.
         shards: Canonical rows and columns of each of `updated_params`.
     """
@@ -39,7 +45,7 @@ class ShardedParameters:
         self.model_params = {name: local.param for name, local in local_params.items()}
         self.sharding = DataParallelSharding(dp, config.parallelism.zero)
         self.updated_rows = {
-            name: self.sharding.get_updated_rows(local.shard.shape)
+            name: local.sharding.get_updated_rows(local.shard.shape)
             for name, local in local_params.items()
         }
         self.updated_params: dict[str, Tensor] = {}
@@ -52,8 +58,8 @@ class ShardedParameters:
 
     def owns(self, name: str) -> bool:
         """Return True if this data-parallel rank saves the rows and counts them in norms."""
-        num_rows = self.local_params[name].shard.shape[0]
-        return self.sharding.owns_rows(num_rows, self.updated_rows[name])
+        local = self.local_params[name]
+        return local.sharding.owns_rows(local.shard.shape[0], self.updated_rows[name])
 
     def select_owned_rows(self, tensors: Mapping[str, Tensor]) -> list[Tensor]:
         """Select the rows that this rank counts in norms from tensors like `updated_params`."""
@@ -71,4 +77,4 @@ class ShardedParameters:
     def sync_model_params(self) -> None:
         """Gather the rows that other data-parallel ranks updated into the model."""
         for local in self.local_params.values():
-            self.sharding.all_gather_params(local.padded_data)
+            local.sharding.all_gather_params(local.padded_data)

@@ -56,13 +56,17 @@ class StochasticRounding(NearestRounding):
         self._params, self._get_step_count = params, get_step_count
         self._seed = config.run.seed
         sharding = params.sharding
-        dp_rank = 0 if sharding.is_fsdp else sharding.axis.rank
-        self._first_micro_batch = dp_rank * config.num_micro_batches
+        self._dp_rank = 0 if sharding.is_fsdp else sharding.axis.rank
+        self._first_micro_batch = 0
         self._generators = {
             name: build_shard_generator(local.shard, config.run.seed, local.param.device)
             for name, local in params.local_params.items()
             if local.shard.rows
         }
+
+    def start_step(self, num_micro_batches: int) -> None:
+        """Set the number of micro batches of each data-parallel rank in the next step."""
+        self._first_micro_batch = self._dp_rank * num_micro_batches
 
     def add_(self, name: str, micro_batch: int, total: Tensor, gradient: Tensor) -> None:
         """Add a gradient to the sum; the bits depend on the global index of the micro batch."""

@@ -8,7 +8,7 @@ module hooks, so that layers are compiled and recomputed with them.
 
 # ruff: noqa: N812  F is the conventional name.
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -95,14 +95,25 @@ def apply_tensor_parallel(
         _apply_to_attention(layer.self_attn, config, axis)
     copy_hook = partial(_copy_to_region_hook, regions.copy_to_tensor_parallel_region)
     reduce_hook = partial(_reduce_from_region_hook, reduce_from_region)
+    for path, rule in _list_region_boundaries(model, config):
+        if rule is ShardingRule.column:
+            model.get_submodule(path).register_forward_pre_hook(copy_hook)
+        else:
+            model.get_submodule(path).register_forward_hook(reduce_hook)
+
+
+def _list_region_boundaries(
+    model: Decoder, config: ModelConfig
+) -> Iterable[tuple[str, ShardingRule]]:
+    """Return modules with a region that starts at the input (column) or ends at the output."""
+    boundaries: dict[tuple[str, ShardingRule], None] = {}
     for parameter in list_module_parameters(config):
         path, _, leaf = parameter.name.rpartition(".")
-        if leaf != "weight" or len(parameter.shape) == 1 or not _has_submodule(model, path):
-            continue
-        if parameter.sharding is ShardingRule.column:
-            model.get_submodule(path).register_forward_pre_hook(copy_hook)
-        elif parameter.sharding is ShardingRule.row:
-            model.get_submodule(path).register_forward_hook(reduce_hook)
+        is_weight = leaf == "weight" and len(parameter.shape) > 1
+        is_boundary = parameter.sharding in (ShardingRule.column, ShardingRule.row)
+        if is_weight and is_boundary and _has_submodule(model, path):
+            boundaries[parameter.region or path, parameter.sharding] = None
+    return boundaries
 
 
 def _apply_to_attention(attention: Attention, config: ModelConfig, axis: MeshAxis) -> None:

@@ -48,11 +48,12 @@ class TrainableParameters(ShardedParameters):
             self._rounding = StochasticRounding(self, config, self._get_step_count, compile_backend)
         self._master_weights: dict[str, Tensor] = {}
         # FSDP2's parameters have the master dtype themselves
-        if config.precision.master_weight_dtype is not None and not self.sharding.is_fsdp:
+        if config.precision.master_weight_dtype is not None:
             dtype = TORCH_DTYPES[config.precision.master_weight_dtype]
             self._master_weights = {
                 name: torch.empty_like(param, dtype=dtype)
                 for name, param in self.updated_params.items()
+                if not self.local_params[name].sharding.is_fsdp
             }
         self.optimizer_params = self.updated_params | self._master_weights
         self._ema_decay, self._average = config.optimizer.ema_decay, find_average(config.optimizer)
@@ -81,6 +82,13 @@ class TrainableParameters(ShardedParameters):
         """Yield the optimizer state of the matrices that this rank updates as a whole."""
         if self._matrix_optimizer is not None:
             yield from self._matrix_optimizer.iter_state_shards()
+
+    def start_step(self, num_micro_batches: int) -> None:
+        """Prepare for the gradients of a number of micro batches on each data-parallel rank."""
+        if isinstance(self._gradients, GradientReducer):
+            self._gradients.num_micro_batches = num_micro_batches
+        if isinstance(self._rounding, StochasticRounding):
+            self._rounding.start_step(num_micro_batches)
 
     def collect_gradients(self) -> dict[str, Tensor]:
         """Return the gradients of the step, summed over micro batches and ranks."""
@@ -170,7 +178,7 @@ class TrainableParameters(ShardedParameters):
         if mesh.dp.size == mesh.kv.size == 1 and not (is_summed_over_tp or mesh.tied_embedding):
             return accumulator
         dtype = TORCH_DTYPES[precision.reduce_dtype]
-        return GradientReducer(accumulator, self, mesh, dtype, config.num_micro_batches)
+        return GradientReducer(accumulator, self, mesh, dtype)
 
     def _build_optimizers(self, config: Config, mesh: ParallelMesh) -> list[torch.optim.Optimizer]:
         """Return the optimizers of element-wise updates and of whole matrices, if any."""

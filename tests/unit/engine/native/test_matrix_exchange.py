@@ -22,6 +22,11 @@ def test_a_rank_without_work_is_possible() -> None:
     assert {*assign_owners({"a": 1.0, "b": 1.0}, 3).values()} == {0, 1}
 
 
+def test_the_owner_is_one_of_the_candidates() -> None:
+    owners = assign_owners({"a": 3.0, "b": 2.0, "c": 1.0}, 4, {"a": [2, 3], "b": [3], "c": [3]})
+    assert owners == {"a": 2, "b": 3, "c": 3}
+
+
 @pytest.mark.parametrize("batch_numel", [1, 1 << 24])
 def test_slices_are_assembled_and_results_divided(monkeypatch, batch_numel: int) -> None:
     monkeypatch.setattr(matrix_exchange, "_BATCH_NUMEL", batch_numel)
