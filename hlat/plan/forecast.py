@@ -4,13 +4,19 @@ Values that depend on an unknown peak, price or efficiency are None.
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 from hlat.config import mfu
+from hlat.config.batch_steps import count_tokens
 from hlat.config.config_errors import ConfigError
 from hlat.config.data import EncoderLibrary
 from hlat.config.run import Config
 from hlat.config.run_steps import compute_total_steps
-from hlat.model.decoder_spec import compute_flops_per_token, count_parameters
+from hlat.model.decoder_spec import (
+    compute_flops_per_token,
+    count_active_parameters,
+    count_parameters,
+)
 from hlat.plan import failure_model, step_time
 from hlat.plan.memory_estimate import (
     MemoryEstimate,
@@ -18,6 +24,7 @@ from hlat.plan.memory_estimate import (
     estimate_memory,
     get_device_memory_bytes,
 )
+from hlat.plan.run_cost import compute_run_seconds
 from hlat.plan.step_time import StepTime
 
 TOKENS_PER_CORE_SECOND = {EncoderLibrary.reference: 0.59e6, EncoderLibrary.fast: 6.5e6}
@@ -34,8 +41,9 @@ _MAX_INTERVAL_IN_MTBFS = 100
 class ThroughputForecast:
     """Values derived from the step time; None if peak or price is unknown.
 
-    `days` and `cost_usd` are those of a run without failures; `cost_per_4m_tokens_usd` is that of
-    the HLAT paper, section V-F; `loader_cores` are the cores per node for tokenization.
+    `tokens_per_second`, `mfu` and `cost_per_4m_tokens_usd` (HLAT paper, section V-F) are those of a
+    full batch; `days` and `cost_usd` those of a run without failures; `loader_cores`
+    are the cores per node for tokenization.
     """
 
     step: StepTime
@@ -72,6 +80,7 @@ class RunForecast:
     """
 
     num_parameters: int
+    num_active_parameters: int
     steps: int
     tokens: int
     memory: MemoryEstimate
@@ -95,20 +104,16 @@ def forecast_run(config: Config, assumed_mfu: float | None = None) -> RunForecas
     throughput = checkpointing = None
     unknown_reasons: tuple[str, ...] = ()
     try:
-        step = (
-            step_time.predict_step_time(config)
-            if assumed_mfu is None
-            else step_time.assume_step_time(config, assumed_mfu)
-        )
-        throughput = _forecast_throughput(config, step)
+        throughput = _forecast_throughput(config, assumed_mfu)
         checkpointing = _forecast_checkpointing(config, throughput.step.total)
     except ConfigError as error:
         unknown_reasons = tuple(error.problems)
     steps = compute_total_steps(config)
     return RunForecast(
         num_parameters=count_parameters(config.model),
+        num_active_parameters=count_active_parameters(config.model),
         steps=steps,
-        tokens=steps * config.batch.tokens_per_step,
+        tokens=count_tokens(steps, config.batch),
         memory=estimate_memory(config),
         device_memory_bytes=get_device_memory_bytes(config),
         throughput=throughput,
@@ -118,10 +123,13 @@ def forecast_run(config: Config, assumed_mfu: float | None = None) -> RunForecas
     )
 
 
-def _forecast_throughput(config: Config, step: StepTime) -> ThroughputForecast:
-    hardware = config.hardware
+def _forecast_throughput(config: Config, assumed_mfu: float | None) -> ThroughputForecast:
+    predict = step_time.predict_step_time
+    if assumed_mfu is not None:
+        predict = partial(step_time.assume_step_time, assumed_mfu=assumed_mfu)
+    hardware, step = config.hardware, predict(config)
     rate = config.batch.tokens_per_step / step.total
-    days = compute_total_steps(config) * step.total / 86400
+    days = compute_run_seconds(config, predict) / 86400
     price = hardware.price_usd_per_hour
     flops = compute_flops_per_token(config.model, config.batch.sequence_length)
     return ThroughputForecast(

@@ -14,6 +14,7 @@ from hlat.config.engine_capabilities import ENGINE_CAPABILITIES
 from hlat.config.parallelism import ActivationCheckpointing
 from hlat.config.parallelism_validation import PARALLELISM_VALIDATORS
 from hlat.config.run import Config
+from hlat.model.mlp_spec import get_mlp_spec
 from hlat.plan.hardware_efficiency import get_planned_engine
 from hlat.plan.memory_estimate import MemoryEstimate, estimate_memory, get_device_memory_bytes
 from hlat.plan.step_time import compute_achieved_speed, compute_step_time, get_efficiency
@@ -37,10 +38,12 @@ class LayoutCandidate:
         """Overrides that select the layout."""
         layout = self.config.parallelism
         dp = [] if layout.dp is None else [f"parallelism.dp={layout.dp}"]
+        ep = [f"parallelism.ep={layout.ep}"] if _count_experts(self.config) else []
         return [
             f"parallelism.tp={layout.tp}",
             f"parallelism.pp={layout.pp}",
             *dp,
+            *ep,
             f"parallelism.zero={layout.zero}",
             f"parallelism.activation_checkpointing={layout.activation_checkpointing.value}",
             f"parallelism.sequence_parallel={str(layout.sequence_parallel).lower()}",
@@ -87,7 +90,8 @@ def generate_layouts(config: Config) -> Iterator[Config]:
         dp = num_processes // (tp * pp)
         max_size = min(config.batch.global_batch_size // dp, _MAX_MICRO_BATCH_SIZE)
         sizes = [1 << n for n in range(max_size.bit_length())]
-        for size, mode, zero in product(sizes, _CHECKPOINTING_MODES, range(4)):
+        expert_degrees = _list_expert_degrees(config, dp)
+        for size, mode, zero, ep in product(sizes, _CHECKPOINTING_MODES, range(4), expert_degrees):
             if zero and dp == 1 and zero != config.parallelism.zero:
                 continue  # ZeRO stages are equivalent for one replica
             layout = replace(
@@ -95,12 +99,23 @@ def generate_layouts(config: Config) -> Iterator[Config]:
                 tp=tp,
                 pp=pp,
                 dp=None if derives_dp else dp,
+                ep=ep,
                 zero=zero,
                 sequence_parallel=tp > 1 and config.batch.sequence_length % tp == 0,
                 activation_checkpointing=mode,
             )
             batch = replace(config.batch, micro_batch_size=size)
             yield replace(config, parallelism=layout, batch=batch)
+
+
+def _count_experts(config: Config) -> int:
+    return get_mlp_spec(config.model).count_experts(config.model)
+
+
+def _list_expert_degrees(config: Config, dp: int) -> list[int]:
+    """Return the expert-parallel degrees of a number of data-parallel ranks."""
+    limit = max(1, min(dp, _count_experts(config)))
+    return [ep for ep in range(1, limit + 1) if dp % ep == 0]
 
 
 def find_nearest_layouts(
@@ -139,6 +154,7 @@ def _compute_distance(config: Config, other: Config) -> float:
     return (
         1.1 * abs(math.log2(one.tp / two.tp))
         + abs(math.log2(one.pp / two.pp))
+        + abs(math.log2(one.ep / two.ep))
         + abs(math.log2(config.micro_batch_size / other.micro_batch_size))
         + abs(one.zero - two.zero)
         + abs(modes[0] - modes[1])

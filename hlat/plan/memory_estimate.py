@@ -178,10 +178,10 @@ def _estimate_stage(
     optimizer = get_optimizer_spec(config.optimizer.name)
     bytes_per_parameter = compute_bytes_per_parameter(config.precision, optimizer)
     zero = config.parallelism.zero if mesh.dp > 1 else 0
-    numel, shard_numel = stage.numel, stage.numel / mesh.dp
+    numel, shard_numel = stage.numel, stage.compute_shard_numel(mesh)
     gathered_numel = float(numel)
     if zero > 2:  # FSDP2 gathers the next layer during the computation of one
-        gathered_numel -= stage.layer_numel * max(0, stage.num_layers - 2)
+        gathered_numel = float(stage.non_layer_numel + stage.largest_pair_numel)
     # Master weights, if any, can be the sharded copy of the gathered weights
     has_sharded_copy = zero > 1 and config.precision.master_weight_dtype is None
     updated_numel = shard_numel if zero else numel
@@ -225,7 +225,7 @@ def _estimate_collective_buffer_bytes(
         buffers += 2 * _NXD_BUCKET_BYTES
     if zero > 1:
         itemsizes = get_itemsize(precision.grad_dtype) + get_itemsize(precision.reduce_dtype)
-        buffers += stage.layer_numel * itemsizes
+        buffers += max(stage.layer_numels) * itemsizes
     if mesh.pp > 1:  # activations and gradients, sent and received
         buffers += 4 * hidden / (mesh.tp if config.parallelism.sequence_parallel else 1)
     return buffers

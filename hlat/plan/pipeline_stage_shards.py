@@ -1,7 +1,7 @@
 """Parameter counts of one rank of each pipeline stage, and settings of its execution."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from hlat.config.model import ModelConfig
@@ -27,44 +27,74 @@ class PipelineStageShard:
 
     Attributes:
         layers: First layer of each kind in the model, and the number of layers of this kind.
-        layer_numel: Weights of a layer.
-        num_regions: Tensor-parallel regions of a layer.
+        layer_numels: Weights of each layer.
+        num_regions: Tensor-parallel regions of all layers.
+        matrix_share: Fraction of the model's matrices inside of layers, by their weights.
         non_layer_numel: Weights outside of layers.
         numels_by_role: All weights by role of the parameter.
         largest_numel: Weights of the largest parameter.
         is_first: True for the stage with the input.
         is_last: True for the stage with the output.
+        expert_numels_by_role: Weights of experts by role, which are included in the others.
+        num_expert_layers: Layers with experts.
     """
 
     layers: tuple[tuple[int, int], ...]
-    layer_numel: int
+    layer_numels: tuple[int, ...]
     num_regions: int
+    matrix_share: float
     non_layer_numel: int
     numels_by_role: tuple[tuple[ParameterRole, int], ...]
     largest_numel: int
     is_first: bool
     is_last: bool
+    expert_numels_by_role: tuple[tuple[ParameterRole, int], ...] = ()
+    num_expert_layers: int = 0
 
     @property
     def num_layers(self) -> int:
         """Number of layers."""
-        return sum(count for _, count in self.layers)
+        return len(self.layer_numels)
 
     @property
     def numel(self) -> int:
         """Total number of weights."""
-        return self.num_layers * self.layer_numel + self.non_layer_numel
+        return sum(self.layer_numels) + self.non_layer_numel
 
-    def count_owners(self, config: Config, mesh: ParallelDegrees, role: ParameterRole) -> int:
-        """Return the number of data-parallel ranks that share the updates of a role's weights."""
-        is_elementwise = get_optimizer_spec(config.optimizer.name).is_elementwise(role)
-        return mesh.dp if config.parallelism.zero or not is_elementwise else 1
+    @property
+    def largest_pair_numel(self) -> int:
+        """Weights of the largest two consecutive layers."""
+        following = (*self.layer_numels[1:], 0)
+        return max(map(sum, zip(self.layer_numels, following, strict=True)))
+
+    @property
+    def expert_numel(self) -> int:
+        """Number of weights of experts."""
+        return sum(numel for _, numel in self.expert_numels_by_role)
+
+    def compute_shard_numel(self, mesh: ParallelDegrees) -> float:
+        """Return the weights of a rank if ranks with the same weights shard them.
+
+        Experts are on dp / ep data-parallel ranks.
+        """
+        return (self.numel + (mesh.ep - 1) * self.expert_numel) / mesh.dp
+
+    def iter_updated(
+        self, config: Config, mesh: ParallelDegrees
+    ) -> Iterator[tuple[ParameterRole, float]]:
+        """Yield each role, and the number of its weights that a rank updates."""
+        optimizer = get_optimizer_spec(config.optimizer.name)
+        experts = dict(self.expert_numels_by_role)
+        for role, numel in self.numels_by_role:
+            is_shared = config.parallelism.zero or not optimizer.is_elementwise(role)
+            all_numel = numel + (mesh.ep - 1) * experts.get(role, 0)
+            yield role, all_numel / mesh.dp if is_shared else numel
 
     def count_averaged(self, config: Config, mesh: ParallelDegrees) -> float:
         """Return the number of weights in the moving average that a rank updates."""
         if config.optimizer.ema_decay is None:
             return 0.0
-        return self.numel / (mesh.dp if config.parallelism.zero else 1)
+        return self.compute_shard_numel(mesh) if config.parallelism.zero else self.numel
 
     def compute_state_bytes(self, config: Config, mesh: ParallelDegrees) -> float:
         """Return the bytes of optimizer state and average of the weights that a rank updates.
@@ -73,10 +103,8 @@ class PipelineStageShard:
         """
         optimizer, precision = get_optimizer_spec(config.optimizer.name), config.precision
         elementwise = sum(
-            numel
-            * compute_state_bytes(precision, optimizer, role)
-            / self.count_owners(config, mesh, role)
-            for role, numel in self.numels_by_role
+            numel * compute_state_bytes(precision, optimizer, role)
+            for role, numel in self.iter_updated(config, mesh)
             if optimizer.is_elementwise(role)
         )
         elementwise += self.count_averaged(config, mesh) * get_itemsize(EMA.get_dtype(precision))
@@ -87,40 +115,70 @@ class PipelineStageShard:
             for spec in decoder_spec.list_parameter_specs(config.model)
             if not optimizer.is_elementwise(spec.role)
         )
-        share = self.num_layers / config.model.num_layers / (mesh.dp * mesh.tp)
-        return elementwise + matrices * share
+        return elementwise + matrices * (self.matrix_share / (mesh.dp * mesh.tp))
 
 
 def build_stage_shards(model: ModelConfig, mesh: ParallelDegrees) -> list[PipelineStageShard]:
     """Return the shard of each rank along the pipeline."""
-    parameters = decoder_spec.list_layer_parameters(model)
-    layer_numels = _count_local_elements(parameters, mesh)
+    kinds = decoder_spec.group_layers(model)
+    layers = {kind: _LayerShard(model, kind, mesh) for kind in set(kinds)}
     non_layer: list[list[ModuleParameter]] = [[] for _ in range(mesh.pp)]
     non_layer[0] += decoder_spec.list_input_parameters(model)
     non_layer[-1] += decoder_spec.list_output_parameters(model)
     if mesh.pp > 1:
         non_layer[-1] += decoder_spec.list_copied_parameters(model)
-    other_numels = [_count_local_elements(others, mesh) for others in non_layer]
-    layer_roles = _count_elements_by_role(parameters, mesh)
-    other_roles = [_count_elements_by_role(others, mesh) for others in non_layer]
-    kinds = decoder_spec.group_layers(model)
-    num_regions = sum(parameter.sharding is ShardingRule.row for parameter in parameters)
-    return [
-        PipelineStageShard(
-            layers=tuple(Counter(kinds[layers.start : layers.stop]).items()),
-            layer_numel=sum(layer_numels),
-            num_regions=num_regions,
-            non_layer_numel=sum(other_numels[rank]),
-            numels_by_role=tuple(
-                (role, len(layers) * layer_roles[role] + other_roles[rank][role])
-                for role in ParameterRole
-            ),
-            largest_numel=max(*layer_numels, *other_numels[rank]),
-            is_first=rank == 0,
-            is_last=rank == mesh.pp - 1,
+    num_matrices = sum(layers[kind].num_matrix_elements for kind in kinds)
+    shards = []
+    for rank, stage in enumerate(assign_layers_to_stages(model.num_layers, mesh.pp)):
+        stage_kinds = kinds[stage.start : stage.stop]
+        stage_layers = [layers[kind] for kind in stage_kinds]
+        others = _count_local_elements(non_layer[rank], mesh)
+        roles = sum(
+            (layer.numels_by_role for layer in stage_layers),
+            _count_elements_by_role(non_layer[rank], mesh),
         )
-        for rank, layers in enumerate(assign_layers_to_stages(model.num_layers, mesh.pp))
-    ]
+        experts = sum((layer.expert_numels_by_role for layer in stage_layers), Counter())
+        shards.append(
+            PipelineStageShard(
+                layers=tuple(Counter(stage_kinds).items()),
+                layer_numels=tuple(sum(layer.numels) for layer in stage_layers),
+                num_regions=sum(layer.num_regions for layer in stage_layers),
+                matrix_share=sum(layer.num_matrix_elements for layer in stage_layers)
+                / num_matrices,
+                non_layer_numel=sum(others),
+                numels_by_role=tuple((role, roles[role]) for role in ParameterRole),
+                largest_numel=max([*others, *(max(layer.numels) for layer in stage_layers)]),
+                is_first=rank == 0,
+                is_last=rank == mesh.pp - 1,
+                expert_numels_by_role=tuple(experts.items()),
+                num_expert_layers=sum(bool(layer.expert_numels_by_role) for layer in stage_layers),
+            )
+        )
+    return shards
+
+
+class _LayerShard:
+    """One tensor-parallel rank's shard of a layer.
+
+    Attributes:
+        numels: Weights of each parameter.
+        numels_by_role: Weights by role.
+        num_regions: Tensor-parallel regions.
+        num_matrix_elements: Weights of the unsharded matrices.
+        expert_numels_by_role: Weights of experts by role.
+    """
+
+    def __init__(self, model: ModelConfig, layer: int, mesh: ParallelDegrees) -> None:
+        parameters = decoder_spec.list_layer_parameters(model, layer)
+        self.numels = _count_local_elements(parameters, mesh)
+        self.numels_by_role = _count_elements_by_role(parameters, mesh)
+        experts = [one for one in parameters if one.expert is not None]
+        self.expert_numels_by_role = _count_elements_by_role(experts, mesh)
+        self.num_regions = len(
+            {one.region or one.name for one in parameters if one.sharding is ShardingRule.row}
+        )
+        specs = [spec for parameter in parameters for spec in parameter.specs]
+        self.num_matrix_elements = sum(spec.numel for spec in specs if len(spec.shape) == 2)
 
 
 def build_execution_settings(config: Config, mesh: ParallelDegrees) -> ExecutionSettings:
@@ -162,8 +220,17 @@ def _count_local_elements(
     """Return the number of elements of a rank's shard of each parameter."""
     return [
         sum(spec.compute_local_numel(mesh.tp) for spec in parameter.specs)
-        for parameter in parameters
+        for parameter in _iter_local(parameters, mesh)
     ]
+
+
+def _iter_local(
+    parameters: Iterable[ModuleParameter], mesh: ParallelDegrees
+) -> Iterator[ModuleParameter]:
+    """Yield the parameters of the expert-parallel rank with the most experts, the last one."""
+    for parameter in parameters:
+        if parameter.expert is None or parameter.expert.is_local(mesh.ep, mesh.ep - 1):
+            yield parameter
 
 
 def _count_elements_by_role(
@@ -171,6 +238,6 @@ def _count_elements_by_role(
 ) -> Counter[ParameterRole]:
     """Return the number of elements of a rank's shards by role."""
     counts = Counter[ParameterRole]()
-    for spec in (spec for parameter in parameters for spec in parameter.specs):
+    for spec in (spec for parameter in _iter_local(parameters, mesh) for spec in parameter.specs):
         counts[spec.role] += spec.compute_local_numel(mesh.tp)
     return counts

@@ -5,6 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from hlat.config.batch_steps import format_growth
 from hlat.config.mfu import compute_mfu, compute_peak_flops
 from hlat.config.run import Config
 from hlat.distributed.mesh_coordinates import compute_parallel_degrees
@@ -34,6 +35,7 @@ MEMORY_LABELS = {
 TIME_LABELS = {
     "compute": "compute",
     "tensor_parallel": "tensor-parallel traffic",
+    "expert_parallel": "expert-parallel traffic",
     "sends": "sends between stages",
     "bubble": "pipeline bubble",
     "reduction": "data-parallel reduction",
@@ -52,6 +54,7 @@ def summarize_plan(config: Config, plan: RunForecast) -> dict[str, Any]:
     return {
         "model": config.model.name,
         "parameters": plan.num_parameters,
+        "active_parameters": plan.num_active_parameters,
         "steps": plan.steps,
         "tokens": plan.tokens,
         "engine": get_planned_engine(config).value,
@@ -168,7 +171,7 @@ def _format_headline(config: Config) -> str:
     return (
         f"{config.model.name} in {config.precision.name} on {nodes} of {machine.name}, {devices}; "
         f"{format_count(config.batch.global_batch_size)} sequences of "
-        f"{format_count(config.batch.sequence_length)} tokens a step"
+        f"{format_count(config.batch.sequence_length)} tokens a step{format_growth(config.batch)}"
     )
 
 
@@ -179,6 +182,7 @@ def _summarize_parallelism(config: Config) -> dict[str, Any]:
         "tp": mesh.tp,
         "pp": mesh.pp,
         "dp": mesh.dp,
+        "ep": mesh.ep,
         "micro_batch_size": config.micro_batch_size,
         "micro_batches": config.num_micro_batches,
         "activation_checkpointing": layout.activation_checkpointing.value,
@@ -189,8 +193,9 @@ def _summarize_parallelism(config: Config) -> dict[str, Any]:
 
 def _format_layout_keys(config: Config) -> str:
     layout = config.parallelism
+    ep = f"ep={layout.ep} " if layout.ep > 1 else ""
     return (
-        f"tp={layout.tp} pp={layout.pp} zero={layout.zero} "
+        f"tp={layout.tp} pp={layout.pp} {ep}zero={layout.zero} "
         f"micro_batch_size={config.micro_batch_size} "
         f"activation_checkpointing={layout.activation_checkpointing.value}"
     )

@@ -1,6 +1,6 @@
 """Time of a training step by part, on the slowest rank.
 
-    step = micro batches x (compute + tensor-parallel traffic + sends) + bubble
+    step = micro batches x (compute + tensor- and expert-parallel traffic + sends) + bubble
            + exposed data-parallel reduction + optimizer
 
 Sequential parts are added. The native engine reduces a gradient when it is complete, so the
@@ -22,6 +22,7 @@ from hlat.config.precision import Dtype
 from hlat.config.run import Config
 from hlat.distributed.mesh_coordinates import ParallelDegrees, compute_parallel_degrees
 from hlat.model import decoder_spec
+from hlat.model.mlp_spec import get_mlp_spec
 from hlat.optim.optimizer_spec import (
     EMA_UPDATE_FLOPS,
     compute_joint_shape,
@@ -57,6 +58,7 @@ class StepTime:
         reduction: Data-parallel collectives that are not overlapped.
         optimizer: Update of the weights.
         hidden: Overlapped data-parallel collectives, not part of the total.
+        expert_parallel: All-to-alls of the inputs and outputs of experts.
     """
 
     compute: float
@@ -66,6 +68,7 @@ class StepTime:
     reduction: float
     optimizer: float
     hidden: float
+    expert_parallel: float = 0.0
 
     @property
     def total(self) -> float:
@@ -160,9 +163,14 @@ def compute_step_time(config: Config, speed: AchievedSpeed) -> StepTime:
     tensor_parallel = [
         compute_tensor_parallel_bytes(config, mesh, stage) / tp_bandwidth for stage in stages
     ]
+    ep_bandwidth = _get_bandwidth(config, mesh.ep * mesh.tp - 1, speed)
+    expert_parallel = [
+        compute_expert_parallel_bytes(config, mesh, stage) / ep_bandwidth for stage in stages
+    ]
     pp_bandwidth = _get_bandwidth(config, mesh.dp * mesh.tp, speed)
     sends = compute_pipeline_bytes(config, mesh) / pp_bandwidth
-    slots = [sum(both) + sends for both in zip(compute, tensor_parallel, strict=True)]
+    parts = zip(compute, tensor_parallel, expert_parallel, strict=True)
+    slots = [sum(parts_of_stage) + sends for parts_of_stage in parts]
     slowest = slots.index(max(slots))
     num_micro_batches, layout = config.num_micro_batches, config.parallelism
     bubble = _BUBBLE_FRACTION.get(layout.pipeline_schedule, 1.0) / layout.stages_per_rank
@@ -184,6 +192,7 @@ def compute_step_time(config: Config, speed: AchievedSpeed) -> StepTime:
         + compute_matrix_exchange_bytes(config, mesh, largest)
         / _get_bandwidth(config, mesh.dp * mesh.tp - 1, speed),
         hidden=hidden,
+        expert_parallel=num_micro_batches * expert_parallel[slowest],
     )
 
 
@@ -229,9 +238,7 @@ def compute_tensor_parallel_bytes(
         per_region += 1
     if layout.activation_checkpointing is ActivationCheckpointing.full:
         per_region += 2
-    num_collectives = per_region * stage.num_regions * stage.num_layers + 2 * (
-        stage.is_first + stage.is_last
-    )
+    num_collectives = per_region * stage.num_regions + 2 * (stage.is_first + stage.is_last)
     return compute_hidden_bytes(config) * (mesh.tp - 1) / mesh.tp * num_collectives
 
 
@@ -247,24 +254,49 @@ def compute_pipeline_bytes(config: Config, mesh: ParallelDegrees) -> float:
 def compute_data_parallel_bytes(
     config: Config, mesh: ParallelDegrees, stage: PipelineStageShard
 ) -> float:
-    """Return the bytes that a rank sends along its data-parallel ring in a step.
+    """Return the bytes that a rank sends along its data-parallel rings in a step.
+
+    The ring of experts has the n = dp / ep ranks with the same ones, that of other weights n = dp.
 
     ZeRO stage 0 reduce-scatters and all-gathers gradients, (n - 1)/n of them each. From stage 1 on
     weights are gathered instead; from stage 2 on each micro batch reduce-scatters and gathers; in
     stage 3 each gathers the weights of layers twice.
     """
+    in_layers = sum(stage.layer_numels)
+    experts, others = stage.expert_numel, stage.numel - stage.expert_numel
+    num_replicas = mesh.dp // mesh.ep
+    sent_experts = _compute_ring_bytes(config, experts, experts)
+    sent_others = _compute_ring_bytes(config, others, in_layers - experts)
+    return sent_others * (mesh.dp - 1) / mesh.dp + sent_experts * (num_replicas - 1) / num_replicas
+
+
+def _compute_ring_bytes(config: Config, numel: int, layer_numel: int) -> float:
+    """Return the bytes that weights, some of them in layers, send along an endless ring."""
     num_micro_batches = config.num_micro_batches
-    gradients = stage.numel * get_itemsize(config.precision.reduce_dtype)
+    gradients = numel * get_itemsize(config.precision.reduce_dtype)
     weight_itemsize = get_itemsize(config.precision.param_dtype)
-    weights = stage.numel * weight_itemsize
-    layer_weights = stage.num_layers * stage.layer_numel * weight_itemsize
-    sent = {
+    weights, layer_weights = numel * weight_itemsize, layer_numel * weight_itemsize
+    return {
         0: 2 * gradients,
         1: gradients + weights,
         2: num_micro_batches * (gradients + weights),
         3: num_micro_batches * (gradients + weights + layer_weights),
     }[config.parallelism.zero]
-    return sent * (mesh.dp - 1) / mesh.dp
+
+
+def compute_expert_parallel_bytes(
+    config: Config, mesh: ParallelDegrees, stage: PipelineStageShard
+) -> float:
+    """Return the bytes that a rank sends to its expert-parallel group for one micro batch.
+
+    Forward and backward each have two all-to-alls per layer, of the inputs and the outputs of the
+    selected experts, of which (ep - 1)/ep are on other ranks if the experts are balanced.
+    """
+    mode = config.parallelism.activation_checkpointing
+    num_collectives = 6 if mode is ActivationCheckpointing.full else 4
+    rows_per_token = get_mlp_spec(config.model).count_expert_rows(config.model)
+    per_layer = compute_hidden_bytes(config) * rows_per_token * num_collectives
+    return per_layer * stage.num_expert_layers * (mesh.ep - 1) / mesh.ep
 
 
 def compute_optimizer_flops(
@@ -273,8 +305,7 @@ def compute_optimizer_flops(
     """Return the FLOPs of a rank's optimizer update, without matmuls."""
     optimizer = get_optimizer_spec(config.optimizer.name)
     return EMA_UPDATE_FLOPS * stage.count_averaged(config, mesh) + sum(
-        numel * optimizer.get_update_flops(role) / stage.count_owners(config, mesh, role)
-        for role, numel in stage.numels_by_role
+        numel * optimizer.get_update_flops(role) for role, numel in stage.iter_updated(config, mesh)
     )
 
 
@@ -283,7 +314,8 @@ def compute_matrix_update_flops(
 ) -> float:
     """Return the FLOPs of matmuls in a rank's optimizer update.
 
-    The ranks of a stage share the matrices of its layers equally.
+    The stages have the FLOPs in proportion to the weights of their matrices, and the ranks of a
+    stage share them equally.
     """
     optimizer = get_optimizer_spec(config.optimizer.name)
     parameters = decoder_spec.list_module_parameters(config.model)
@@ -291,7 +323,7 @@ def compute_matrix_update_flops(
         optimizer.count_matmul_flops(config.optimizer, specs[0].role, compute_joint_shape(specs))
         for specs in group_matrices(config.optimizer, parameters)
     )
-    return flops * stage.num_layers / config.model.num_layers / (mesh.dp * mesh.tp)
+    return flops * stage.matrix_share / (mesh.dp * mesh.tp)
 
 
 def compute_matrix_exchange_bytes(
@@ -324,8 +356,7 @@ def compute_optimizer_bytes(
             compute_update_bytes(precision, optimizer, role)
             - 2 * compute_state_bytes(precision, optimizer, role)
         )
-        / stage.count_owners(config, mesh, role)
-        for role, numel in stage.numels_by_role
+        for role, numel in stage.iter_updated(config, mesh)
     )
     weights = get_itemsize(precision.master_weight_dtype or precision.param_dtype)
     averaged = weights * stage.count_averaged(config, mesh)

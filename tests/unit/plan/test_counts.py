@@ -22,6 +22,27 @@ def test_parameters_equal_those_of_torch(choice, compose):
     assert sum(stage.numel for stage in build_stage_shards(model, ParallelDegrees(pp=4))) == count
 
 
+def test_stages_of_dense_and_sparse_layers_equal_those_of_torch(compose):
+    """Layers 0, 1, 2 and 4 are dense; stages 0 and 1 of three have two layers each, the last one."""
+    settings = ["model.mlp.kind=moe", "model.mlp.moe.every=2", "model.mlp.moe.num_dense_layers=2"]
+    model = OmegaConf.to_object(compose(*settings, "model.num_layers=5")).model
+    with torch.device("meta"):
+        decoder = Decoder(model)
+    numels = [sum(one.numel() for one in layer.parameters()) for layer in decoder.layers.values()]
+    stages = build_stage_shards(model, ParallelDegrees(pp=3))
+    assert [stage.layers for stage in stages] == [((0, 2),), ((0, 1), (3, 1)), ((0, 1),)]
+    assert [stage.layer_numels for stage in stages] == [
+        *(tuple(numels[:2]), tuple(numels[2:4]), tuple(numels[4:])),
+    ]
+    assert numels[3] > 3 * numels[0]
+    assert stages[1].largest_pair_numel == numels[2] + numels[3]
+    assert sum(stage.numel for stage in stages) == count_parameters(model)
+    assert sum(stage.matrix_share for stage in stages) == pytest.approx(1)
+    assert [stage.num_regions for stage in stages] == [4, 4, 2]
+    for stage in stages:
+        assert sum(numel for _, numel in stage.numels_by_role) == stage.numel
+
+
 @pytest.mark.parametrize("choice", ["tiny", "7b"])
 def test_flops_equal_those_of_torch(choice, compose, monkeypatch):
     """Subtract the masked half of causal attention, which torch counts."""

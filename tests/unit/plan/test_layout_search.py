@@ -77,3 +77,20 @@ def test_problems_of_invalid_layouts(config):
     assert zero.startswith(
         "parallelism.zero=2 is not supported by engine=nxd"
     )  # the message is that of the engine
+
+
+def test_layouts_of_experts_divide_them_among_data_parallel_ranks(compose, config):
+    args = ("model=mixtral_tiny", "model.mlp.moe.num_experts=3", "parallelism.dp=4")
+    found = search_layouts(config(*args))
+    layouts = [one.config.parallelism for one in found]
+    pairs = {(one.dp, one.ep) for one in layouts}
+    assert pairs == {(1, 1), (2, 1), (2, 2), (4, 1), (4, 2)}
+    for one in found[::20]:
+        resolved = resolve_config(compose(*args, *one.overrides))
+        assert one.memory == estimate_memory(resolved)
+
+
+def test_a_layout_with_another_number_of_experts_per_rank_is_farther(config):
+    run = config("model=mixtral_tiny", "parallelism.dp=4", "parallelism.ep=2")
+    nearest = find_nearest_layouts(run, search_layouts(run), 3)
+    assert nearest[0].config.parallelism == run.parallelism

@@ -1,5 +1,6 @@
 """Terms of the step time against manual examples, and FLOPs against the model."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -7,13 +8,16 @@ from omegaconf import OmegaConf
 
 from hlat.config.config_errors import ConfigError
 from hlat.config.mfu import compute_mfu
-from hlat.distributed.mesh_coordinates import compute_parallel_degrees
-from hlat.model.decoder_spec import compute_flops_per_token
+from hlat.config.parallelism import ActivationCheckpointing
+from hlat.distributed.mesh_coordinates import ParallelDegrees, compute_parallel_degrees
+from hlat.model.decoder_spec import compute_flops_per_token, count_parameters
 from hlat.model.parameter_spec import ParameterRole
 from hlat.optim.adamw_spec import AdamWSpec
 from hlat.plan import step_time
+from hlat.plan.forecast import forecast_run
 from hlat.plan.hardware_efficiency import HardwareEfficiency
 from hlat.plan.pipeline_stage_shards import PipelineStageShard, build_stage_shards
+from hlat.plan.plan_text import format_plan
 
 TINY = ("parallelism.dp=1",)
 PAPER = ("experiment=hlat_70b",)
@@ -91,7 +95,7 @@ def test_data_parallel_bytes_of_zero_stages(config):
     def count_bytes(zero):
         run = config("parallelism.dp=4", f"parallelism.zero={zero}", "precision=mixed")
         run = replace(run, batch=replace(run.batch, micro_batch_size=1))
-        stage = PipelineStageShard(((0, 2),), 450, 2, 100, (), 200, True, True)
+        stage = PipelineStageShard(((0, 2),), (450, 450), 4, 1.0, 100, (), 200, True, True)
         return _evaluate(run, "compute_data_parallel_bytes", stage)
 
     # 1,000 weights of 2 bytes, 900 of them in layers, sums of 4; 3/4 of each; two micro batches
@@ -101,7 +105,7 @@ def test_data_parallel_bytes_of_zero_stages(config):
 def test_optimizer_bytes_include_every_copy(config):
     def count_optimizer_bytes(*overrides):
         roles = ((ParameterRole.embedding, 400), (ParameterRole.matrix, 600))
-        stage = PipelineStageShard(((0, 1),), 600, 1, 400, roles, 600, True, True)
+        stage = PipelineStageShard(((0, 1),), (600,), 1, 1.0, 400, roles, 600, True, True)
         return _evaluate(config(*overrides), "compute_optimizer_bytes", stage)
 
     assert count_optimizer_bytes("precision=bf16_sr") == 1000 * (2 + 2 * 2 + 2 * 4)
@@ -218,3 +222,77 @@ def test_mfu_of_a_plan_equals_that_of_the_tracker(config):
     assert throughput.mfu == compute_mfu(
         4_194_304 / throughput.step.total, flops, run.hardware, 2048, run.precision.compute_dtype
     )
+
+
+MOE = ("model=mixtral_8x7b", "parallelism=single", "parallelism.dp=8", "parallelism.ep=4")
+
+
+def test_expert_parallel_bytes_of_two_all_to_alls_in_each_direction(config):
+    sizes = ("precision=mixed", "batch.micro_batch_size=2", "batch.global_batch_size=16")
+    run = config(*MOE, *sizes)
+    rows = 2 * 4096 * 2 * 4096 * 2  # two experts of each of 2 x 4096 tokens, 4096 elements of bf16
+    assert _evaluate(run, "compute_expert_parallel_bytes") == 32 * 4 * rows * 3 / 4
+    run.parallelism.activation_checkpointing = ActivationCheckpointing.full
+    assert _evaluate(run, "compute_expert_parallel_bytes") == 32 * 6 * rows * 3 / 4
+    assert _evaluate(config("parallelism.dp=2"), "compute_expert_parallel_bytes") == 0
+
+
+@pytest.mark.parametrize("zero", [0, 1, 3])
+def test_gradients_of_experts_are_reduced_over_their_replicas(config, zero):
+    run = config(*MOE, f"parallelism.zero={zero}", "precision=fp32")
+    experts = 32 * 2 * 3 * 4096 * 14336  # two of eight experts of each layer
+    others = count_parameters(run.model) - 4 * experts
+    in_layers = others - 2 * 32000 * 4096 - 4096
+    num_all = {
+        0: (2 * experts, 2 * others),
+        1: (2 * experts, 2 * others),
+        3: (3 * experts, 2 * others + in_layers),
+    }[zero]
+    num_micro_batches = run.num_micro_batches if zero > 1 else 1
+    sent = 4 * num_micro_batches * (num_all[0] / 2 + num_all[1] * 7 / 8)
+    assert _evaluate(run, "compute_data_parallel_bytes") == pytest.approx(sent, rel=1e-12)
+
+
+def test_experts_on_four_ranks_need_a_quarter_of_the_memory(config):
+    run = config(*MOE, "parallelism.zero=1")
+    mesh = compute_parallel_degrees(run.parallelism, 8)
+    (stage,) = build_stage_shards(run.model, mesh)
+    (full,) = build_stage_shards(run.model, replace(mesh, ep=1))
+    assert stage.expert_numel == full.expert_numel / 4
+    assert full.numel - stage.numel == full.expert_numel - stage.expert_numel
+    # Shards of ZeRO have the same size: 8 ranks share all experts, or 2 ranks a quarter of them
+    assert stage.compute_shard_numel(mesh) == full.numel / 8
+    updated = dict(stage.iter_updated(run, mesh))
+    assert updated == dict(full.iter_updated(run, replace(mesh, ep=1)))
+    assert sum(updated.values()) == full.numel / 8
+
+
+def test_plan_of_five_experts_on_two_ranks_is_that_of_the_larger_part(config):
+    run = config("model=mixtral_tiny", "model.mlp.moe.num_experts=5")
+    (stage,) = build_stage_shards(run.model, ParallelDegrees(dp=2, ep=2))
+    assert stage.expert_numel == run.model.num_layers * 3 * 3 * 128 * 176
+
+
+def test_text_of_a_plan_contains_experts_and_their_traffic(config):
+    run = config(*MOE, "hardware=a100_p4d", "precision=mixed", "parallelism.zero=1")
+    text = "\n".join(format_plan(run, forecast_run(run)))
+    assert "tp 1, pp 1, dp 8, ep 4, zero 1" in text
+    assert "46.7B parameters, 12.88B of them active for a token" in text
+    assert re.search(r"^expert-parallel traffic +\d", text, re.MULTILINE)
+    dense = config("model=7b", "hardware=a100_p4d", "parallelism=single", "parallelism.dp=8")
+    text = "\n".join(format_plan(dense, forecast_run(dense)))
+    assert "expert" not in text
+    assert "active" not in text
+
+
+def test_expert_parallel_traffic_counts_layers_with_experts_only(config):
+    """Layers 1 and 3 of four have experts."""
+    mesh, plans = ParallelDegrees(dp=2, ep=2), []
+    for every in (1, 2):
+        overrides = ["parallelism.dp=2", "parallelism.ep=2", f"model.mlp.moe.every={every}"]
+        run = config("model=qwen3_moe_tiny", "parallelism=single", *overrides)
+        (stage,) = build_stage_shards(run.model, mesh)
+        traffic = step_time.compute_expert_parallel_bytes(run, mesh, stage)
+        plans.append((traffic, stage.expert_numel))
+    assert plans[0] == (2 * plans[1][0], 2 * plans[1][1])
+    assert plans[1][0] > 0
