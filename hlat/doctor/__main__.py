@@ -88,9 +88,7 @@ def run_doctor(composed: DictConfig, names: Sequence[str] = ()) -> ExitCode:
     code = supervisor.launch_workers(
         config,
         [
-            *entry_point.build_command(
-                sys.executable, entry_point.get_task_overrides(), "hlat.doctor"
-            ),
+            *entry_point.build_command(entry_point.get_task_overrides(), "hlat.doctor"),
             *([f"{_CHECKS_PREFIX}[{','.join(names)}]"] if names else []),
         ],
     )

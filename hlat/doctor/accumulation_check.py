@@ -7,6 +7,7 @@ bf16 to it. Rounding to nearest in bf16 loses these gradients.
 
 import math
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -30,6 +31,7 @@ from hlat.doctor.engine_harness import (
 from hlat.doctor.extension_reference import is_extended
 from hlat.doctor.gradient_errors import compute_relative_errors
 from hlat.doctor.rounding_statistics import compute_spacing
+from hlat.model.mlp_spec import BalanceScope
 from hlat.recovery.preflight_checks import format_first
 
 _NUM_MICRO_BATCHES = 32
@@ -59,8 +61,12 @@ def check_accumulation(harness: EngineHarness) -> Iterator[CheckResult]:
     if not harness.can_rebuild:
         yield skip_check("accumulation", "engine=nxd builds one model per process")
         return
-    with harness.with_gradient_source() as other:
-        yield from _check_accumulation(other)
+    depends = harness.config.model.mlp.moe.balance_scope is BalanceScope.micro_batch
+    with (
+        harness.without_router_losses() if depends else nullcontext(harness) as other,
+        other.with_gradient_source() as source,
+    ):
+        yield from _check_accumulation(source)
 
 
 def _check_accumulation(harness: EngineHarness) -> Iterator[CheckResult]:

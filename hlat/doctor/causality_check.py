@@ -1,4 +1,4 @@
-"""Check that attention is causal and within its windows.
+"""Check that attention is causal and within its windows, and that other parts are causal.
 
 The engine interface returns only losses. Therefore the loss is restricted to the targets up to some
 position (each later token is a separate document, and first tokens are not counted), and the
@@ -19,6 +19,8 @@ from hlat.config.run import Config
 from hlat.doctor import reference_model, tolerances
 from hlat.doctor.check_result import CheckResult, FaultLocation, build_result
 from hlat.doctor.engine_harness import EngineHarness, FullTensors, sample_batch, sample_weights
+from hlat.model.decoder_spec import list_parameter_specs
+from hlat.model.parameter_spec import ParameterRole
 from hlat.recovery.preflight_checks import format_first
 
 _EQUIVALENT_TOKENS = (0, 1)
@@ -41,7 +43,7 @@ def check_causality(harness: EngineHarness) -> Iterator[CheckResult]:
                 leak = _measure_leak(other, _limit_attention(config.model, weights, layers), layers)
                 largest = float(np.max([largest, leak]))
                 if not leak <= _compute_tolerance(config):
-                    faults += _find_leaking_heads(other, weights, layers, document_mask)
+                    faults += _find_leaking_parts(other, weights, layers, document_mask)
     tolerance = _compute_tolerance(harness.config)
     names = format_first([*dict.fromkeys(fault.part for fault in faults)], limit=4)
     yield build_result(
@@ -101,6 +103,18 @@ def _limit_attention(
     return limited
 
 
+def _limit_mlps(model: ModelConfig, weights: FullTensors, layer: int) -> FullTensors:
+    """Return weights with which the MLPs of other layers have no effect."""
+    others = [
+        spec.name
+        for spec in list_parameter_specs(model)
+        if spec.layer not in (layer, None)
+        and spec.role is ParameterRole.residual
+        and ".mlp." in spec.name
+    ]
+    return weights | {name: np.zeros_like(weights[name]) for name in others}
+
+
 def _measure_leak(harness: EngineHarness, weights: FullTensors, layers: Sequence[int]) -> float:
     """Return the largest change of a loss among the probes, with attention in some layers."""
     harness.load_weights(weights)
@@ -145,11 +159,18 @@ def _compute_reach(model: ModelConfig, layers: Sequence[int], length: int) -> in
     return len(layers) * (window - 1)
 
 
-def _find_leaking_heads(
+def _find_leaking_parts(
     harness: EngineHarness, weights: FullTensors, layers: Sequence[int], document_mask: bool
 ) -> list[FaultLocation]:
-    """Return the heads that leak, tested one by one with the output of all others set to zero."""
-    model, faults = harness.config.model, []
+    """Return the MLPs that leak without attention, or the heads that leak, tested one by one."""
+    model, faults = harness.config.model, list[FaultLocation]()
+    without_attention = _limit_attention(model, weights, [])
+    if not _measure_leak(harness, without_attention, layers) <= _compute_tolerance(harness.config):
+        for layer in range(model.num_layers):
+            limited = _limit_mlps(model, without_attention, layer)
+            if not _measure_leak(harness, limited, layers) <= _compute_tolerance(harness.config):
+                faults.append(FaultLocation(f"layer {layer} mlp", "model"))
+        return faults or [FaultLocation("a part other than attention", "model")]
     for layer in layers:
         for head in range(model.num_attention_heads):
             limited = _limit_attention(model, weights, [layer], slice(head, head + 1))

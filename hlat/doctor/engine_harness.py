@@ -24,12 +24,12 @@ from hlat.config.model import ModelConfig
 from hlat.config.run import Config
 from hlat.data.packed_sequences import PackedSequences
 from hlat.distributed.object_group import broadcast_object
-from hlat.distributed.state_shard import StateShard
+from hlat.distributed.state_shard import BUFFERS, StateShard
 from hlat.doctor.reference_model import DocumentMasks
 from hlat.engine.engine_factory import create_engine
 from hlat.engine.interface import Engine, StepMetrics
 from hlat.engine.state_shards import copy_weights
-from hlat.model.decoder_spec import list_parameter_specs
+from hlat.model.decoder_spec import list_buffer_specs, list_parameter_specs
 from hlat.model.parameter_spec import Initialization, ParameterRole, ParameterSpec
 from hlat.optim.optimizer_spec import (
     StateTensor,
@@ -59,6 +59,7 @@ class EngineHarness:
         self.config, self.engine = config, engine
         engine.build(config)
         self.parameters = {spec.name: spec for spec in list_parameter_specs(config.model)}
+        self.buffers = {spec.name: spec for spec in list_buffer_specs(config.model)}
         self.optimizer = get_optimizer_spec(config.optimizer.name)
 
     @property
@@ -112,6 +113,18 @@ class EngineHarness:
             return
         optimizer = replace(settings, name=type(settings)().name)
         with self.with_config(replace(self.config, optimizer=optimizer)) as other:
+            yield other
+
+    @contextmanager
+    def without_router_losses(self) -> "Iterator[EngineHarness]":
+        """Return a harness in which `remove_gradients` removes those of the routers too."""
+        model = self.config.model
+        moe = replace(model.mlp.moe, balance_loss=0.0, z_loss=0.0)
+        if moe == model.mlp.moe:
+            yield self
+            return
+        model = replace(model, mlp=replace(model.mlp, moe=moe))
+        with self.with_config(replace(self.config, model=model)) as other:
             yield other
 
     def train_step(self, tokens: NDArray[np.int32], learning_rate: float) -> StepMetrics:
@@ -180,11 +193,16 @@ class EngineHarness:
 
     @torch.no_grad()
     def set_optimizer_state(self, num_updates: int = 0, **values: float) -> None:
-        """Set the number of updates and tensors of the state, and all else of it to zero."""
+        """Set the number of updates and tensors of the state, and all else of it to zero.
+
+        Buffers are set to their initial values.
+        """
         values["updates"] = float(num_updates)
         for shard in self.engine.state_shards():
-            state_key = shard.name.partition("/")[0]
-            if state_key != "weights":
+            state_key, _, name = shard.name.partition("/")
+            if state_key == BUFFERS:
+                shard.tensor.fill_(self.buffers[name].initial_value)
+            elif state_key != "weights":
                 shard.tensor.fill_(values.get(state_key, 0.0))
 
     def load_weights(self, weights: FullTensors) -> None:
@@ -202,8 +220,8 @@ class EngineHarness:
                 shard.tensor.copy_(values.view(shard.tensor.shape))
 
     def gather_state(self) -> StateTensors:
-        """Return weights, optimizer state and numbers of updates by state key, on rank 0."""
-        keys = ("weights", *_list_state_keys(self.config), "updates")
+        """Return weights, optimizer state, updates and buffers by state key, on rank 0."""
+        keys = ("weights", *_list_state_keys(self.config), "updates", BUFFERS)
         return {key: self.gather_full_tensors(key) for key in keys}
 
     def gather_full_tensors(self, state_key: str) -> FullTensors:
@@ -221,6 +239,7 @@ class EngineHarness:
             name: {"weights": spec.shape, "updates": (), **self.compute_state_shapes(name)}
             for name, spec in self.parameters.items()
         }
+        shapes |= {name: {BUFFERS: spec.shape} for name, spec in self.buffers.items()}
         full_tensors = {
             name: np.full(by_key[state_key], np.nan, np.float32)
             for name, by_key in shapes.items()
@@ -340,12 +359,29 @@ def _sample_state_tensor(
         return squares
     values = generator.standard_normal(shape)
     if tensor.is_basis:
-        return np.linalg.qr(values)[0]
-    if tensor.is_gram:  # of full rank
-        gram: NDArray[Any] = scale**2 * (values @ values.T + len(values) * np.eye(len(values)))
+        return _sample_basis(len(values))
+    if tensor.is_gram:
+        gram: NDArray[Any] = scale**2 * _build_gram(values)
         return gram
     scaled: NDArray[Any] = scale * values
     return scaled
+
+
+def _sample_basis(size: int) -> NDArray[Any]:
+    """Return a random orthonormal basis, the same for all tensors of a size."""
+    return np.linalg.qr(np.random.default_rng(size).standard_normal((size, size)))[0]
+
+
+def _build_gram(values: NDArray[Any]) -> NDArray[Any]:
+    """Return a matrix of full rank that is nearly diagonal in the sampled basis.
+
+    Its diagonal elements there order the basis. A gradient adds less than their distances, so that
+    rounding errors do not change the order.
+    """
+    size, basis = len(values), _sample_basis(len(values))
+    diagonal = basis @ np.diag(np.arange(1.0, size + 1)) @ basis.T
+    gram: NDArray[Any] = size * diagonal + values @ values.T
+    return gram
 
 
 def round_to_bf16(values: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -21,7 +21,8 @@ from hlat.config.run import Config
 from hlat.doctor.reference_optimizer import Array, ReferenceState, ReferenceUpdate
 from hlat.model.attention_kernels import KeyRange, compute_document_starts
 from hlat.model.attention_spec import LayerType, get_attention_spec, get_layer_type
-from hlat.model.mlp_spec import get_mlp_spec
+from hlat.model.auxiliary_loss import AuxiliaryLoss
+from hlat.model.mlp_spec import get_layer_mlp_kind, get_layer_mlp_spec
 from hlat.model.norm_spec import list_norm_parameters
 from hlat.model.parameter_spec import ModuleParameter, ParameterRole
 from hlat.model.parametrization_spec import ParametrizationName
@@ -65,11 +66,23 @@ def compute_attention(
     return _call(module, "self_attn", parameters, weights, x_BSH, cos_sin, key_range)
 
 
-def compute_mlp(model: ModelConfig, weights: Mapping[str, Tensor], x_BSH: Tensor) -> Tensor:
-    """Return the output of the feed-forward module of a layer."""
+def compute_mlp(
+    model: ModelConfig,
+    weights: Mapping[str, Tensor],
+    layer: int,
+    x_BSH: Tensor,
+    losses: list[Tensor] | None,
+) -> Tensor:
+    """Return the output of the feed-forward module of a layer.
+
+    Its auxiliary losses, summed over sequences, are appended to `losses`.
+    """
     with torch.device("meta"):
-        module = get_implementation("model.mlp", model.mlp.kind)(model)
-    return _call(module, "mlp", get_mlp_spec(model).list_parameters(model), weights, x_BSH)
+        module = get_implementation("model.mlp", get_layer_mlp_kind(model, layer))(model)
+    if losses is not None:
+        _record_losses(module, losses)
+    parameters = get_layer_mlp_spec(model, layer).list_parameters(model)
+    return _call(module, "mlp", parameters, weights, x_BSH)
 
 
 def compute_norm(
@@ -117,6 +130,27 @@ def build_reference_update(config: Config) -> ReferenceUpdate | None:
 
 def _get_ndim(role: ParameterRole) -> int:
     return 1 if role in (ParameterRole.norm, ParameterRole.bias, ParameterRole.sink) else 2
+
+
+class _RecordedLoss(AuxiliaryLoss):
+    """Auxiliary loss that is appended to a list and adds no gradient to the output."""
+
+    def __init__(self, losses: list[Tensor]) -> None:
+        super().__init__()
+        self.factor, self.losses = 1.0, losses
+
+    def forward(self, output: Tensor, loss: Tensor) -> Tensor:
+        """Append the loss and return `output`."""
+        self.losses.append(loss)
+        return output
+
+
+def _record_losses(module: nn.Module, losses: list[Tensor]) -> None:
+    """Append the auxiliary losses inside of a module to a list when it is called."""
+    for parent in [*module.modules()]:
+        for name, child in parent.named_children():
+            if isinstance(child, AuxiliaryLoss):
+                setattr(parent, name, _RecordedLoss(losses))
 
 
 def _call(

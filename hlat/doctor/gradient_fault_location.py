@@ -145,9 +145,21 @@ def _find_parallel_axes(harness: EngineHarness, config: Config, names: list[str]
         wrong = find_wrong_names(harness, move_axis_to_dp(config, axis))
         axes |= {name: axis for name in names if name not in axes and name not in wrong}
     axes = {name: axes.get(name, "dp") for name in names}
+    axes |= _find_faults_of_experts(harness, config, [n for n in names if axes[n] == "dp"])
     return axes | _find_causes_within_tp(
         harness, config, [name for name in names if axes[name] == "tp"]
     )
+
+
+def _find_faults_of_experts(
+    harness: EngineHarness, config: Config, names: list[str]
+) -> dict[str, str]:
+    """Return ep for gradients that are correct if each data-parallel rank has all experts."""
+    if not names or config.parallelism.ep == 1:
+        return {}
+    without_ep = replace(config, parallelism=replace(config.parallelism, ep=1))
+    wrong = find_wrong_names(harness, without_ep)
+    return {name: "ep" for name in names if name not in wrong}
 
 
 def _find_causes_within_tp(

@@ -37,7 +37,7 @@ from hlat.doctor.reference_optimizer import (
 )
 from hlat.doctor.reference_parametrization import ParameterUpdate, adapt_update
 from hlat.doctor.reference_updates import update_states
-from hlat.model.decoder_spec import list_parameter_specs
+from hlat.model.decoder_spec import list_buffer_specs, list_parameter_specs
 from hlat.model.parameter_spec import ParameterRole
 from hlat.optim.optimizer_spec import (
     EMA,
@@ -80,7 +80,8 @@ def check_optimizer(harness: EngineHarness) -> Iterator[CheckResult]:
     errors, update = list[_Error](), adapt_update(harness.config, reference)
     for num_updates, square, learning_rate in _STEPS:
         errors += _step_with_gradients(harness, update, num_updates, square, learning_rate)
-    errors += _step_without_gradients(harness, update)
+    with harness.without_router_losses() as other:
+        errors += _step_without_gradients(other, update)
     if not harness.optimizer.is_elementwise(ParameterRole.matrix):
         errors += _step_from_random_state(harness, update)
     if not harness.is_rank0:
@@ -392,12 +393,13 @@ def _train_fp64_reference(
         for tensor, shape in shapes.items():
             initial = tensors["weights"][spec.name] if tensor.is_weights else np.zeros(shape)
             tensors.setdefault(tensor.name, {})[spec.name] = initial
-    states = build_states(tensors, 0)
+    states, buffers = build_states(tensors, 0), _build_buffers(config)
     norms = []
     for seed in range(_NUM_STEPS):
         tokens = sample_batch(config, seed)
         masks = build_masks(config, sample_documents(config, tokens))
-        _, objective = reference_model.compute_loss_sums(config.model, weights, tokens, masks)
+        leaves = weights | buffers
+        _, objective = reference_model.compute_loss_sums(config.model, leaves, tokens, masks)
         num_targets = reference_model.count_targets(tokens, masks)
         (objective / num_targets).backward()  # type: ignore[no-untyped-call]
         max_norm = config.optimizer.grad_clip or float("inf")
@@ -408,6 +410,14 @@ def _train_fp64_reference(
             weight.detach().copy_(torch.from_numpy(states[name].weights))
             weight.grad = None
     return norms
+
+
+def _build_buffers(config: Config) -> dict[str, torch.Tensor]:
+    """Return the initial buffers, which do not require gradients."""
+    return {
+        spec.name: torch.full(spec.shape, spec.initial_value, dtype=torch.float64)
+        for spec in list_buffer_specs(config.model)
+    }
 
 
 def _get_gradient(weight: torch.Tensor) -> NDArray[np.float64]:

@@ -13,14 +13,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from hlat.config.batch import BatchConfig
+from hlat.config.batch import BatchConfig, BatchRampConfig, LengthWarmupConfig
+from hlat.config.components import list_base_kinds
 from hlat.config.config_errors import ConfigError
 from hlat.config.engine import EngineBackend
 from hlat.config.model import ModelConfig
 from hlat.config.parallelism import ParallelismConfig, PipelineSchedule
 from hlat.config.phase import PhaseConfig
+from hlat.config.precision import Dtype
 from hlat.config.run import Config
 from hlat.model.attention_spec import AttentionConfig, LayerType
+from hlat.model.mlp_spec import BalanceScope, MoEConfig
 from hlat.model.parametrization_spec import ParametrizationConfig
 from hlat.model.rope_spec import RopeScaling
 
@@ -30,8 +33,10 @@ _HEAD_DIM, _NARROW_HEAD_DIM, _MANY_HEADS = 16, 4, 16
 _MIN_HIDDEN_SIZE = 64
 _VOCAB_SIZE, _SEQUENCE_LENGTH = 128, 32
 _MAX_WINDOW, _MAX_LOGIT_SOFTCAP, _MAX_PATTERN_LENGTH = 5, 2.0, 8
-_MIN_ROTARY_DIM = 4
+_MIN_ROTARY_DIM, _MAX_EXPERTS = 4, 8
 """Dynamic scaling has no definition for two elements."""
+_MAX_CAPACITY_FACTOR = 0.75
+"""Limit of tokens of an expert that balanced experts exceed."""
 _MAX_THETA_PER_POSITION = 64.0
 """With scaling by wavelength: maximum rope_theta over original_max_positions, so that some
 frequencies of a small head are scaled, and others are not."""
@@ -48,13 +53,13 @@ def reduce_config(config: Config, num_started_processes: int = 1) -> Config:
     """Return a small configuration with the same code paths.
 
     Unless torchrun or Slurm has started several processes, the doctor starts its own with at most
-    two data-parallel ranks, which show the same faults as more. Raise ConfigError if there are too
-    many.
+    two data-parallel ranks, or four if two of them divide experts that others replicate. More show
+    the same faults. Raise ConfigError if there are too many.
     """
     layout = config.parallelism
     replica_size = layout.tp * layout.pp
     if num_started_processes == 1:
-        dp = min(config.num_processes // replica_size, 2)
+        dp = _reduce_dp(config.num_processes // replica_size, layout.ep)
     else:
         dp = max(1, num_started_processes // replica_size)
     if num_started_processes == 1 and replica_size * dp > _MAX_LOCAL_PROCESSES:
@@ -69,10 +74,10 @@ def reduce_config(config: Config, num_started_processes: int = 1) -> Config:
     return replace(
         config,
         run=replace(config.run, root=f"{config.run.root}/doctor"),
-        model=_reduce_model(config.model, layout, batch.sequence_length),
+        model=_reduce_model(config, batch.sequence_length),
         batch=batch,
         phase=_reduce_phase(config, batch),
-        parallelism=replace(layout, dp=dp),
+        parallelism=replace(layout, dp=dp, ep=math.gcd(dp, 2) if layout.ep > 1 else 1),
         # NxD builds one model per process, and the causality check needs a loss mask
         data=replace(config.data, loss_mask=config.data.loss_mask or is_nxd),
         hardware=replace(config.hardware, nodes=1, processes_per_node=None),
@@ -88,7 +93,7 @@ def reduce_config(config: Config, num_started_processes: int = 1) -> Config:
 
 def to_single_process(config: Config) -> Config:
     """Return the same run on one process, with the micro batches of all ranks in turn."""
-    without_axes = _WITHOUT_AXIS["tp"] | _WITHOUT_AXIS["pp"] | {"dp": 1, "zero": 0}
+    without_axes = _WITHOUT_AXIS["tp"] | _WITHOUT_AXIS["pp"] | {"dp": 1, "ep": 1, "zero": 0}
     return replace(config, parallelism=replace(config.parallelism, **without_axes))
 
 
@@ -100,7 +105,13 @@ def move_axis_to_dp(config: Config, axis: str) -> Config:
     return replace(config, parallelism=layout, batch=batch)
 
 
-def _reduce_model(model: ModelConfig, layout: ParallelismConfig, length: int) -> ModelConfig:
+def _reduce_dp(dp: int, ep: int) -> int:
+    """Return at most two data-parallel ranks; with experts on two ranks each and replicas, four."""
+    return min(dp, 4 if dp > ep > 1 else 2)
+
+
+def _reduce_model(config: Config, length: int) -> ModelConfig:
+    model, layout = config.model, config.parallelism
     num_kv_heads, queries_per_group = _reduce_heads(model, layout.tp)
     heads = num_kv_heads * queries_per_group
     intermediate_size = max(96, 24 * heads)
@@ -119,6 +130,7 @@ def _reduce_model(model: ModelConfig, layout: ParallelismConfig, length: int) ->
         num_key_value_heads=num_kv_heads,
         vocab_size=-(-_VOCAB_SIZE // layout.tp) * layout.tp + model.vocab_size % layout.tp,
         attention=_reduce_attention(model, head_dim, num_layers, length),
+        mlp=replace(model.mlp, moe=_reduce_moe(config, intermediate_size)),
         head=replace(model.head, logit_softcap=_reduce_limit(model.head.logit_softcap)),
         init_from=None,
         parametrization=_reduce_base(model, hidden_size, num_layers, head_dim),
@@ -185,8 +197,27 @@ def _reduce_layers(model: ModelConfig, layout: ParallelismConfig) -> int:
     is_unequal = model.num_layers % stages > 0
     patterns = (model.attention.layer_pattern, model.rope.layer_pattern)
     period = math.lcm(*(len(pattern) or 1 for pattern in patterns))
-    layers_per_stage = max(1, -(-(max(2, period) - is_unequal) // stages))
+    minimum = max(2, period, 1 + _find_sparse_layer(model))
+    layers_per_stage = max(1, -(-(minimum - is_unequal) // stages))
     return min(model.num_layers, layers_per_stage * stages + is_unequal)
+
+
+def _find_sparse_layer(model: ModelConfig) -> int:
+    """Return the first layer with experts of the reduced model; 0 without dense layers."""
+    moe = _reduce_sparse_layers(model.mlp.moe)
+    return (moe.num_dense_layers // moe.every + 1) * moe.every - 1 if _has_experts(model) else 0
+
+
+def _has_experts(model: ModelConfig) -> bool:
+    """Return True if the kind of network uses the settings of a mixture of experts."""
+    return "moe" in list_base_kinds("model.mlp", model.mlp.kind)
+
+
+def _reduce_sparse_layers(moe: MoEConfig) -> MoEConfig:
+    """Return the fewest dense layers with the same settings in effect."""
+    every = min(moe.every, 2)
+    num_dense_layers = every if moe.num_dense_layers >= moe.every else 0
+    return replace(moe, every=every, num_dense_layers=num_dense_layers)
 
 
 def _reduce_attention(
@@ -202,6 +233,30 @@ def _reduce_attention(
         scale=None if scale is None else scale * math.sqrt(model.head_dim / head_dim),
         sliding_window=None if window is None else min(window, max_window),
         logit_softcap=_reduce_limit(settings.logit_softcap),
+    )
+
+
+def _reduce_moe(config: Config, intermediate_size: int) -> MoEConfig:
+    """Return few experts in two groups or one, all or some of which the router selects.
+
+    It selects all unless matmuls are in fp32, as rounding of its input changes the selection.
+    """
+    moe, is_fp32 = config.model.mlp.moe, config.precision.compute_dtype is Dtype.fp32
+    if not _has_experts(config.model):
+        return moe
+    num_experts = min(moe.num_experts, _MAX_EXPERTS)
+    selects_all = moe.experts_per_token >= moe.num_experts or not is_fp32
+    num_groups = 2 if moe.num_groups > 1 and num_experts >= 4 and num_experts % 2 == 0 else 1
+    return replace(
+        _reduce_sparse_layers(moe),
+        num_experts=num_experts,
+        experts_per_token=num_experts if selects_all else min(moe.experts_per_token, 2),
+        num_groups=num_groups,
+        groups_per_token=1 if is_fp32 and moe.groups_per_token < moe.num_groups else num_groups,
+        capacity_factor=moe.capacity_factor and min(moe.capacity_factor, _MAX_CAPACITY_FACTOR),
+        intermediate_size=None if moe.intermediate_size is None else intermediate_size,
+        shared_size=None if moe.shared_size is None else intermediate_size,
+        upcycling_noise=None,
     )
 
 
@@ -232,18 +287,38 @@ def _reduce_heads(model: ModelConfig, tp: int) -> tuple[int, int]:
 
 def _reduce_phase(config: Config, batch: BatchConfig) -> PhaseConfig:
     """Return a timeline of which each stage has about as many steps of fewer tokens."""
-    old, new = config.batch.tokens_per_step, batch.tokens_per_step
     timeline = [
-        replace(stage, tokens=None if stage.tokens is None else max(new, stage.tokens * new // old))
+        replace(
+            stage,
+            tokens=None if stage.tokens is None else _reduce_tokens(stage.tokens, config, batch),
+        )
         for stage in config.phase.timeline
     ]
     return replace(config.phase, timeline=timeline)
 
 
 def _reduce_batch(config: Config, dp: int) -> BatchConfig:
-    """Return two sequences per micro batch, and enough micro batches for the pipeline schedule."""
+    """Return at most two sequences per micro batch, and micro batches for the schedule."""
     tp, pp = config.parallelism.tp, config.parallelism.pp
     num_micro_batches = min(config.num_micro_batches, 2 * pp)
     micro_batch_size = min(2, config.micro_batch_size)
+    if config.model.mlp.moe.balance_scope is BalanceScope.micro_batch:
+        micro_batch_size = 1  # the reference has the loss of a sequence
     length = math.lcm(2 * tp, _SEQUENCE_LENGTH) if tp > 1 else _SEQUENCE_LENGTH
-    return BatchConfig(num_micro_batches * micro_batch_size * dp, micro_batch_size, length)
+    batch = BatchConfig(num_micro_batches * micro_batch_size * dp, micro_batch_size, length)
+    is_interleaved = config.parallelism.pipeline_schedule is not PipelineSchedule.one_f_one_b
+    smallest = micro_batch_size * dp * (pp if is_interleaved else 1)
+    ramp, warmup = config.batch.ramp, config.batch.length_warmup
+    if ramp.tokens is not None and smallest < batch.global_batch_size:
+        tokens = _reduce_tokens(ramp.tokens, config, batch)
+        batch = replace(batch, ramp=BatchRampConfig(smallest, None, tokens))
+    if warmup.tokens is not None:
+        tokens = _reduce_tokens(warmup.tokens, config, batch)
+        batch = replace(batch, length_warmup=LengthWarmupConfig(length // 2, tokens))
+    return batch
+
+
+def _reduce_tokens(tokens: int, config: Config, batch: BatchConfig) -> int:
+    """Return the tokens of about as many steps of a smaller batch, at least those of one."""
+    new, old = batch.tokens_per_step, config.batch.tokens_per_step
+    return max(new, tokens * new // old)

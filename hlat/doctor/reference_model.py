@@ -19,6 +19,14 @@ from torch import Tensor
 from hlat.config.model import ModelConfig
 from hlat.doctor import extension_reference
 from hlat.doctor.reference_parametrization import compute_multipliers
+from hlat.doctor.reference_router import (
+    ROUTER_BIAS,
+    ROUTER_LOAD,
+    compute_router_loss,
+    drop_tokens,
+    route,
+    update_router_buffers,
+)
 
 WeightArrays = Mapping[str, NDArray[np.float32]]
 """Full parameters by canonical name."""
@@ -89,6 +97,16 @@ def compute_mean_loss(
     return float(nats[~np.isnan(nats)].mean())
 
 
+def compute_training_loss(
+    model: ModelConfig, weights: WeightArrays, tokens: NDArray[np.int32], masks: DocumentMasks
+) -> float:
+    """Return the mean cross-entropy in nats that a training step computes."""
+    leaves = {name: torch.from_numpy(weight).double() for name, weight in weights.items()}
+    with torch.no_grad():
+        loss, _ = compute_loss_sums(model, leaves, tokens, masks)
+    return loss.item() / count_targets(tokens, masks)
+
+
 def compute_nats(
     model: ModelConfig,
     weights: WeightArrays,
@@ -111,12 +129,17 @@ def compute_loss_sums(
 ) -> tuple[Tensor, Tensor]:
     """Return the summed cross-entropy of sequences [n, S], and the training objective.
 
-    The objective includes the z-loss.
+    The objective includes the z-loss, and losses of routers: the mean over the targets of a
+    sequence, hence times their number. Buffers of routers in `weights` are updated in place.
     """
-    nats, log_z = _compute_losses(model, weights, tokens, masks, 1)
+    router_losses = list[Tensor]()
+    nats, log_z = _compute_losses(model, weights, tokens, masks, 1, router_losses)
     is_target = _find_targets(masks, nats)
     loss = nats[is_target].sum()
-    return loss, loss + model.head.z_loss * log_z[is_target].square().sum()
+    objective = loss + model.head.z_loss * log_z[is_target].square().sum()
+    for router_loss in router_losses:
+        objective = objective + router_loss.sum() * nats.shape[1]
+    return loss, objective
 
 
 def _compute_losses(
@@ -125,11 +148,16 @@ def _compute_losses(
     tokens: NDArray[np.int32],
     masks: DocumentMasks,
     shift: int,
+    router_losses: list[Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return cross-entropy and log-partition function at each position, [n, S - shift]."""
+    """Return cross-entropy and log-partition function at each position, [n, S - shift].
+
+    Losses of routers, [n] or their sum, are appended to `router_losses`.
+    """
     tokens_BS = torch.from_numpy(tokens).long()
     length = tokens_BS.shape[1]
-    logits_BSV = compute_logits(model, weights, tokens_BS, masks.attention)[:, : length - shift]
+    logits_BSV = compute_logits(model, weights, tokens_BS, masks.attention, router_losses)
+    logits_BSV = logits_BSV[:, : length - shift]
     log_z_BS = logits_BSV.logsumexp(-1)
     target_logits_BS = logits_BSV.gather(2, tokens_BS[:, shift:].unsqueeze(2)).squeeze(2)
     return log_z_BS - target_logits_BS, log_z_BS
@@ -147,10 +175,12 @@ def compute_logits(
     weights: Mapping[str, Tensor],
     tokens_BS: Tensor,
     documents: NDArray[np.int32] | None = None,
+    router_losses: list[Tensor] | None = None,
 ) -> Tensor:
     """Return the logits of the token after each position, [B, S, V].
 
-    Given documents, tokens attend to theirs only.
+    Given documents, tokens attend to theirs only. Losses of routers, [B] or their sum, are appended
+    to `router_losses`.
     """
     embedding_VH = weights["model.embed_tokens.weight"]
     scale = model.embedding.multiplier
@@ -165,7 +195,7 @@ def compute_logits(
             for name, weight in weights.items()
             if name.startswith(prefix)
         }
-        x_BSH = _compute_layer(model, block, layer, x_BSH, documents_BS)
+        x_BSH = _compute_layer(model, block, layer, x_BSH, documents_BS, router_losses)
     head_VH = embedding_VH if model.tie_embeddings else weights["lm_head.weight"]
     norm = {name.removeprefix("model."): weight for name, weight in weights.items()}
     hidden_BSH = _norm(model, norm, "norm", x_BSH) * compute_multipliers(model).output
@@ -179,11 +209,15 @@ def _compute_layer(
     layer: int,
     x_BSH: Tensor,
     documents_BS: Tensor,
+    router_losses: list[Tensor] | None,
 ) -> Tensor:
     """Return the residual stream after attention and MLP of a layer."""
 
     def attention(y_BSH: Tensor) -> Tensor:
         return _attention(model, weights, layer, y_BSH, documents_BS)
+
+    def mlp(y_BSH: Tensor) -> Tensor:
+        return _mlp(model, weights, layer, y_BSH, router_losses)
 
     def norm(name: str, y_BSH: Tensor) -> Tensor:
         return _norm(model, weights, name, y_BSH)
@@ -193,15 +227,15 @@ def _compute_layer(
         case "pre":
             y_BSH = attention(norm("input_layernorm", x_BSH))
             x_BSH = x_BSH + scale * y_BSH
-            y_BSH = _mlp(model, weights, norm("post_attention_layernorm", x_BSH))
+            y_BSH = mlp(norm("post_attention_layernorm", x_BSH))
         case "post":
             y_BSH = attention(x_BSH)
             x_BSH = x_BSH + scale * norm("post_attention_layernorm", y_BSH)
-            y_BSH = norm("post_feedforward_layernorm", _mlp(model, weights, x_BSH))
+            y_BSH = norm("post_feedforward_layernorm", mlp(x_BSH))
         case "sandwich":
             y_BSH = attention(norm("input_layernorm", x_BSH))
             x_BSH = x_BSH + scale * norm("post_attention_layernorm", y_BSH)
-            y_BSH = _mlp(model, weights, norm("pre_feedforward_layernorm", x_BSH))
+            y_BSH = mlp(norm("pre_feedforward_layernorm", x_BSH))
             y_BSH = norm("post_feedforward_layernorm", y_BSH)
         case placement:
             raise NotImplementedError(f"model.norm.placement={placement}")
@@ -229,27 +263,66 @@ def _linear(weights: Mapping[str, Tensor], name: str, x: Tensor) -> Tensor:
     return x @ weights[f"{name}.weight"].T + weights.get(f"{name}.bias", 0.0)
 
 
-def _mlp(model: ModelConfig, weights: Mapping[str, Tensor], x_BSH: Tensor) -> Tensor:
+def _mlp(
+    model: ModelConfig,
+    weights: Mapping[str, Tensor],
+    layer: int,
+    x_BSH: Tensor,
+    router_losses: list[Tensor] | None,
+) -> Tensor:
     if extension_reference.is_extended(model, "model.mlp"):
-        return extension_reference.compute_mlp(model, weights, x_BSH)
+        return extension_reference.compute_mlp(model, weights, layer, x_BSH, router_losses)
+    moe = model.mlp.moe
+    is_sparse = layer >= moe.num_dense_layers and (layer + 1) % moe.every == 0
+    if model.mlp.kind != "moe" or not is_sparse:
+        return _network(model, weights, "mlp", x_BSH)
+    logits_BSE, bias_E = _linear(weights, "mlp.gate", x_BSH), weights.get(ROUTER_BIAS)
+    weights_BSE = route(moe, logits_BSE, bias_E)
+    if router_losses is not None:
+        load_E = weights.get(ROUTER_LOAD)
+        weights_BSE = drop_tokens(moe, weights_BSE)
+        router_losses.append(compute_router_loss(moe, logits_BSE, bias_E, load_E))
+        update_router_buffers(moe, logits_BSE, bias_E, load_E)
+    return _moe(model, weights, x_BSH, weights_BSE)
+
+
+def _moe(
+    model: ModelConfig, weights: Mapping[str, Tensor], x_BSH: Tensor, weights_BSE: Tensor
+) -> Tensor:
+    """Apply all experts to all tokens; those that the router does not select have weight 0."""
+    moe = model.mlp.moe
+    outputs_EBSH = [
+        weights_BSE[..., [expert]] * _network(model, weights, f"mlp.experts.{expert}", x_BSH)
+        for expert in range(moe.num_experts)
+    ]
+    if moe.shared_size is not None:
+        shared_BSH = _network(model, weights, "mlp.shared_expert", x_BSH)
+        if moe.shared_gate:
+            shared_BSH = shared_BSH * _linear(weights, "mlp.shared_expert_gate", x_BSH).sigmoid()
+        outputs_EBSH.append(shared_BSH)
+    return torch.stack(outputs_EBSH).sum(0)
+
+
+def _network(model: ModelConfig, weights: Mapping[str, Tensor], path: str, x_BSH: Tensor) -> Tensor:
+    """Apply one feed-forward network, given by the path of its weights."""
 
     def gelu(x: Tensor) -> Tensor:
         return x / 2 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
-    up_BSI = _linear(weights, "mlp.up_proj", x_BSH)
+    up_BSI = _linear(weights, f"{path}.up_proj", x_BSH)
     match model.mlp.activation.value:
         case "swiglu":
-            gate_BSI = _linear(weights, "mlp.gate_proj", x_BSH)
+            gate_BSI = _linear(weights, f"{path}.gate_proj", x_BSH)
             y_BSI = gate_BSI * torch.sigmoid(gate_BSI) * up_BSI
         case "geglu":
-            y_BSI = gelu(_linear(weights, "mlp.gate_proj", x_BSH)) * up_BSI
+            y_BSI = gelu(_linear(weights, f"{path}.gate_proj", x_BSH)) * up_BSI
         case "relu2":
             y_BSI = up_BSI.clamp(min=0) ** 2
         case "gelu":
             y_BSI = gelu(up_BSI)
         case activation:
             raise NotImplementedError(f"model.mlp.activation={activation}")
-    return _linear(weights, "mlp.down_proj", y_BSI)
+    return _linear(weights, f"{path}.down_proj", y_BSI)
 
 
 def _attention(

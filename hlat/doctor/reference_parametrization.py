@@ -44,9 +44,10 @@ def compute_multipliers(model: ModelConfig) -> Multipliers:
 
 def compute_init_std(model: ModelConfig, name: str) -> float:
     """Return the standard deviation of the initial values of a matrix."""
-    *_, layer, module, projection, _ = ("", "", "", *name.split("."))
-    if module not in ("self_attn", "mlp"):
+    parts = name.split(".")
+    if "self_attn" not in parts and "mlp" not in parts:
         return model.init_std
+    layer, projection = parts[parts.index("layers") + 1], parts[-2]
     std = model.init_std / math.sqrt(_compute_ratios(model)[0])
     if projection not in ("o_proj", "down_proj"):
         return std
@@ -70,7 +71,7 @@ def adapt_update(config: Config, update: ReferenceUpdate) -> ParameterUpdate:
             own = remove_second_rate(own)
         is_outside = role in ("embedding", "head")
         own = replace(own, eps=own.eps / width / (1 if is_outside else depth))
-        if role in ("matrix", "residual"):
+        if role in ("matrix", "residual", "router"):
             rate_scaling = width ** get_width_exponent(settings, state)
             learning_rate *= rate_scaling
             if model.parametrization.name.value == "completep":
@@ -97,4 +98,5 @@ def _find_role(name: str) -> str:
         return {"bias": "bias", "sinks": "sink"}[leaf]
     if "norm" in module:
         return "norm"
-    return {"embed_tokens": "embedding", "lm_head": "head"}.get(module, "matrix")
+    roles = {"embed_tokens": "embedding", "lm_head": "head", "gate": "router"}
+    return roles.get(module, "matrix")

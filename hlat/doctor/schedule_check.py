@@ -6,7 +6,7 @@ run. The timeline of the phase is computed in tokens.
 
 import math
 from collections.abc import Iterator
-from itertools import accumulate
+from itertools import accumulate, islice, takewhile
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from hlat.config.run import Config
 from hlat.config.schedule import ScheduleConfig
 from hlat.doctor.check_result import CheckResult, FaultLocation, build_result
 from hlat.doctor.engine_harness import EngineHarness
-from hlat.doctor.reference_packing import find_stage
+from hlat.doctor.reference_packing import find_stage, iter_batch_sizes
 from hlat.optim import lr_schedule
 
 _NUM_SPREAD_STEPS = 500
@@ -34,7 +34,9 @@ def check_schedule(harness: EngineHarness) -> Iterator[CheckResult]:
     rates = np.array([lr_schedule.compute_lr(step, config) for step in steps])
     expected, numbers = list[float](), dict[str, float]()
     if config.schedule.name in _SHAPES:
-        expected = [compute_reference_rate(config, step) for step in steps]
+        num_sequences = [0, *accumulate(islice(iter_batch_sizes(config.batch), steps[-1]))]
+        positions = [num_sequences[step] / config.batch.global_batch_size for step in steps]
+        expected = [compute_reference_rate(config, position) for position in positions]
         errors = np.abs(rates - expected) / max(expected)
         wrong = np.flatnonzero(~(errors <= _TOLERANCE))
         stages = [stage.name for stage in config.phase.timeline if stage.lr is not None]
@@ -57,8 +59,8 @@ def check_schedule(harness: EngineHarness) -> Iterator[CheckResult]:
     )
 
 
-def compute_reference_rate(config: Config, step: int) -> float:
-    """Return the learning rate of a step, counted from 0."""
+def compute_reference_rate(config: Config, step: float) -> float:
+    """Return the learning rate after a number of full batches."""
     tokens_per_step = config.batch.tokens_per_step
     ends = [*accumulate(stage.tokens or 0 for stage in config.phase.timeline)]
     index = find_stage(config, step)
@@ -75,7 +77,7 @@ def compute_reference_rate(config: Config, step: int) -> float:
     return stage.lr * (1 - passed) + stage.end_lr * passed
 
 
-def _compute_factor(schedule: ScheduleConfig, step: int) -> float:
+def _compute_factor(schedule: ScheduleConfig, step: float) -> float:
     """Return the rate relative to its peak.
 
     Sources: arXiv 1608.03983, equation 5 (cosine), scheduler.py of awslabs/HLAT (hlat), arXiv
@@ -116,8 +118,11 @@ def _select_steps(config: Config) -> list[int]:
     ends = accumulate(stage.tokens for stage in config.phase.timeline if stage.tokens is not None)
     changes = [0, schedule.warmup_steps, total - (schedule.decay_steps or 0), total]
     changes += [end // config.batch.tokens_per_step for end in ends]
-    steps = {change + offset for change in changes for offset in range(-2, 3)}
-    steps |= {*np.linspace(0, max(changes), _NUM_SPREAD_STEPS).astype(int).tolist()}
+    full_size = config.batch.global_batch_size
+    num_ramp_steps = sum(1 for _ in takewhile(full_size.__gt__, iter_batch_sizes(config.batch)))
+    last = max(changes) + num_ramp_steps
+    steps = {change + offset for change in [*changes, num_ramp_steps] for offset in range(-2, 3)}
+    steps |= {*np.linspace(0, last, _NUM_SPREAD_STEPS).astype(int).tolist()}
     return sorted(step for step in steps if step >= 0)
 
 

@@ -3,6 +3,8 @@
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -11,14 +13,18 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from hlat.distributed.mesh_axis import MeshAxis
 from hlat.engine import state_shards
-from hlat.engine.native import native_engine, tensor_parallel
+from hlat.engine.native import expert_parallel, model_parts, native_engine, tensor_parallel
 from hlat.engine.native.gradient_reduction import GradientReducer
-from hlat.model import attention, decoder, mlp, rope
+from hlat.engine.native.model_statistics import ModelStatistics
+from hlat.model import attention, decoder, mlp, moe, rope
+from hlat.model.auxiliary_loss import set_loss_factor
+from hlat.model.experts import Experts
 from hlat.model.norm import RMSNorm
 from hlat.model.norm_spec import NormPlacement
-from hlat.model.parameter_spec import ParameterRole, ShardingRule
-from tests.distributed.layout_overrides import KV, PP, TP
+from hlat.model.parameter_spec import ParameterRole, ShardingRule, list_local_experts
+from tests.distributed.layout_overrides import DP, EP, KV, PP, TP
 from tests.distributed.patching import Plant, around, patched
 
 
@@ -174,6 +180,98 @@ def _starts_at(role: ParameterRole, value: float) -> Plant:
     return around(state_shards, "compute_initial_values", make)
 
 
+def _route_without_normalization(self, x):
+    probs = F.linear(x.float(), self.weight.float()).softmax(-1)
+    return probs.topk(self.settings.experts_per_token)
+
+
+def _route_in_bf16(self, x):
+    logits = F.linear(x.bfloat16(), self.weight.bfloat16())
+    weights, experts = logits.float().softmax(-1).topk(self.settings.experts_per_token)
+    return weights / weights.sum(-1, keepdim=True), experts
+
+
+def _detach_router(right: Any) -> Any:
+    def route(self, x):
+        weights, experts = right(self, x)
+        return _keep(weights.detach(), self.weight), experts
+
+    return route
+
+
+def _roll_tokens(right: Any) -> Any:
+    return lambda self, rows, counts: right(self, rows, counts).roll(1, 0)
+
+
+def _detach_other_experts(right: Any) -> Any:
+    """Give each router the gradient of the weights of this rank's experts only."""
+
+    def apply(part, axis):
+        right(part, axis)
+        for module in part.modules():
+            if axis.size > 1 and isinstance(module, moe.Router):
+                local = list_local_experts(module.settings.num_experts, axis.size, axis.rank)
+                module.forward = partial(_route_to_local_experts, module.forward, local)
+
+    return apply
+
+
+def _route_to_local_experts(right: Any, local: range, x: Tensor) -> tuple[Tensor, Tensor]:
+    weights, experts = right(x)
+    is_local = (experts >= local.start) & (experts < local.stop)
+    return weights.where(is_local, weights.detach()), experts
+
+
+def _use_losses_of_each_rank(right: Any) -> Any:
+    """Give each tensor-parallel rank the full weight of the losses of routers."""
+
+    def train_step(self, *inputs):
+        def set_factor(parts, factor):
+            set_loss_factor(parts, factor * self._mesh.tp.size)
+
+        with mock.patch.object(native_engine, "set_loss_factor", set_factor):
+            return right(self, *inputs)
+
+    return train_step
+
+
+def _add_twice(right: Any) -> Any:
+    return lambda self, x, y: right(self, x, right(self, x, y))
+
+
+def _update_from_local_counts(right: Any) -> Any:
+    """Update the bias of routers with the counts of one data-parallel rank."""
+
+    def update(self, skip):
+        mesh, self._mesh = self._mesh, SimpleNamespace(dp=MeshAxis([0], 0))
+        right(self, skip)
+        self._mesh = mesh
+
+    return update
+
+
+def _route_padding(right: Any) -> Any:
+    """Count four tokens of zeros after each sequence in the losses of the router."""
+
+    def route(self, x):
+        weights, experts = right(self, F.pad(x, (0, 0, 0, 4)))
+        return weights[:, :-4], experts[:, :-4]
+
+    return route
+
+
+def _multiply_gradients_of_experts(right: Any) -> Any:
+    def finalize(self, name):
+        gradient = right(self, name)
+        return gradient * self._mesh.ep.size if ".experts." in name else gradient
+
+    return finalize
+
+
+def _roll_outputs(right: Any) -> Any:
+    return lambda *inputs: right(*inputs).roll(1, 0)
+
+
 _replicated_only = {"is_summed_over_tp": lambda self, sequence_parallel: sequence_parallel}
 
 MUTANTS: dict[str, Plant] = {
@@ -181,6 +279,29 @@ MUTANTS: dict[str, Plant] = {
     "window too short": _window(lambda window: window - 1),
     "window in no layer": _window(lambda window: 10**6),
     "window of the first layer": around(attention, "get_window", _as_the_first_layer),
+    "probabilities of experts not normalized": patched(
+        moe.Router, forward=_route_without_normalization
+    ),
+    "router in bf16": patched(moe.Router, forward=_route_in_bf16),
+    "no gradient of the router": around(moe.Router, "forward", _detach_router),
+    "outputs of experts at wrong tokens": around(Experts, "forward", _roll_tokens),
+    "shared expert added twice": around(moe.MoE, "_add_shared", _add_twice),
+    "router losses of each rank": around(
+        native_engine.NativeEngine, "train_step", _use_losses_of_each_rank
+    ),
+    "bias of local counts": around(ModelStatistics, "update_buffers", _update_from_local_counts),
+    "load of local counts": around(ModelStatistics, "update_buffers", _update_from_local_counts),
+    "padding is routed": around(moe.Router, "forward", _route_padding),
+    "one more token per expert": around(
+        moe, "compute_capacity", lambda right: lambda *inputs: right(*inputs) + 1
+    ),
+    "gradients of experts times ep": around(
+        GradientReducer, "_finalize_gradient", _multiply_gradients_of_experts
+    ),
+    "router without experts of other ranks": around(
+        model_parts, "apply_expert_parallel", _detach_other_experts
+    ),
+    "tokens return to wrong positions": around(expert_parallel, "_dispatch", _roll_outputs),
     "no QK-norm": patched(
         attention.Attention, _normalize=lambda self, norm, x: _keep(x, norm.weight)
     ),
@@ -260,6 +381,60 @@ FOUND = {
     "window too short": ("model=gemma2_tiny", "gradients", "layers.0.self_attn.k_proj", "model"),
     "window in no layer": ("model=gemma3_tiny", "causality", "layer 2 head 0", "model"),
     "window of the first layer": ("model=olmo3_tiny", "gradients", "layers.3.", "model"),
+    "probabilities of experts not normalized": (
+        "model=mixtral_tiny",
+        "gradients",
+        "layers.",
+        "model",
+    ),
+    "router in bf16": ("model=mixtral_tiny", "gradients", "layers.", "model"),
+    "no gradient of the router": ("model=mixtral_tiny", "gradients", "mlp.gate.weight", "model"),
+    "outputs of experts at wrong tokens": ("model=mixtral_tiny", "gradients", "layers.", "model"),
+    "shared expert added twice": (
+        "model=mixtral_tiny model.mlp.moe.shared_size=64",
+        "gradients",
+        "mlp.shared_expert.",
+        "model",
+    ),
+    "router losses of each rank": (
+        f"model=mixtral_tiny model.mlp.moe.balance_loss=1 {TP}",
+        "gradients",
+        "mlp.gate.weight",
+        "tp",
+    ),
+    "bias of local counts": (
+        f"model=mixtral_tiny model.mlp.moe.bias_update_rate=0.1 {DP}",
+        "numerics",
+        "",
+        "precision",
+    ),
+    "load of local counts": (
+        "model=mixtral_tiny model.mlp.moe.balance_loss=4 "
+        f"model.mlp.moe.balance_scope=previous_step {DP}",
+        "numerics",
+        "",
+        "precision",
+    ),
+    "padding is routed": (
+        "model=mixtral_tiny model.mlp.moe.balance_loss=1",
+        "gradients",
+        "mlp.gate.weight",
+        "model",
+    ),
+    "one more token per expert": (
+        "model=mixtral_tiny model.mlp.moe.capacity_factor=1",
+        "gradients",
+        "mlp.",
+        "model",
+    ),
+    "gradients of experts times ep": (
+        "model=mixtral_tiny parallelism.ep=2 parallelism.dp=4",
+        "gradients",
+        "mlp.experts.",
+        "ep",
+    ),
+    "router without experts of other ranks": (EP, "gradients", "mlp.gate.weight", "ep"),
+    "tokens return to wrong positions": (EP, "gradients", "mlp.experts.", "ep"),
     "no QK-norm": (_QK_NORM, "gradients", "self_attn.q_norm", "model"),
     "QK-norm after the rotation": ("model=qwen3_tiny", "gradients", "k_norm", "model"),
     "QK-norm of each head": ("model=olmo2_tiny", "gradients", "q_norm", "model"),

@@ -185,8 +185,9 @@ def _drops_the_last(right: Any) -> Any:
 
 
 def _mean_of_means(right: Any) -> Any:
-    def backward(self, batch, scale):
-        return right(self, batch, scale / max(1, len(batch.tokens) // self._micro_batch_size))
+    def backward(self, batch, micro_batch_size, scale):
+        num_micro_batches = max(1, len(batch.tokens) // micro_batch_size)
+        return right(self, batch, micro_batch_size, scale / num_micro_batches)
 
     return backward
 
@@ -368,9 +369,9 @@ def _counts_copies(right: Any) -> Any:
 
 
 def _of_another_micro_batch(right: Any) -> Any:
-    def backward(self, batch, scale):
+    def backward(self, batch, micro_batch_size, scale):
         rolled = batch.targets.roll(len(batch.targets) // 2, 0)
-        return right(self, replace(batch, targets=rolled), scale)
+        return right(self, replace(batch, targets=rolled), micro_batch_size, scale)
 
     return backward
 
@@ -425,8 +426,8 @@ def _skips_one(right: Any) -> Any:
 
 
 def _reverses_on_one(right: Any) -> Any:
-    def following(self):
-        sequences = right(self)
+    def following(self, step=None):
+        sequences = right(self, step)
         return (
             replace(sequences, tokens=sequences.tokens[::-1].copy())
             if read_rank_info().rank

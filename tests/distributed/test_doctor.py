@@ -11,7 +11,7 @@ from hlat.doctor.check_result import CheckStatus
 from hlat.doctor.check_runner import CHECKS
 from hlat.doctor.reduced_config import reduce_config
 from tests.distributed import mutants, training_mutants
-from tests.distributed.layout_overrides import DP, KV, MICRO, PP, SP, TP
+from tests.distributed.layout_overrides import DP, EP, EP_DP, KV, MICRO, PP, SP, TP
 from tests.distributed.mutants import FOUND
 from tests.distributed.ranks import Ranks
 from tests.support.model_components import COMPONENTS
@@ -45,7 +45,18 @@ OPTIONS = {
     "masks, tied head": f"{TP} data.document_mask=true data.loss_mask=true "
     "model.tie_embeddings=true",
     "head tied to another stage": f"{PP} model.tie_embeddings=true",
+    "experts on two ranks": EP,
+    "experts with replicas": f"{EP_DP} parallelism.zero=1",
+    "experts with FSDP": f"{EP_DP} parallelism.zero=3",
+    "experts with limits": f"{EP} model.mlp.moe.capacity_factor=1.25 "
+    "model.mlp.moe.balance_loss=0.1 model.mlp.moe.balance_scope=previous_step",
+    "losses of micro batches": "model=olmoe_tiny model.mlp.moe.balance_loss=0.1 "
+    "model.mlp.moe.balance_scope=micro_batch",
+    "experts in bf16": "model=mixtral_tiny precision=mixed model.mlp.moe.capacity_factor=2",
+    "experts and rounding": f"model=qwen3_moe_tiny precision=bf16_sr {TP} "
+    "model.mlp.moe.num_groups=4 model.mlp.moe.groups_per_token=2",
     "NorMuon": f"{SP} precision=bf16_sr optimizer.name=normuon optimizer.normuon.joint_qkv=true",
+    "SOAP and rounding": "precision=bf16_sr optimizer.name=soap",
     "SOAP": f"{DP} parallelism.zero=1 precision=mixed optimizer.name=soap "
     "optimizer.soap.max_preconditioner_dim=64",
     "gradient of zero": "model.attention.qkv_bias=true model.rope.layer_pattern=[false,true]",

@@ -232,8 +232,8 @@ def _in_bf16(right: Any) -> Any:
 
 
 def _reduces_in_bf16(right: Any) -> Any:
-    def init(self, accumulator, params, mesh, dtype, num_micro_batches):
-        right(self, accumulator, params, mesh, torch.bfloat16, num_micro_batches)
+    def init(self, accumulator, params, mesh, dtype):
+        right(self, accumulator, params, mesh, torch.bfloat16)
 
     return init
 

@@ -1,5 +1,7 @@
 """Extensions with faults: a wrong backward pass, a wrong sharding rule, a leak of later tokens."""
 
+from tests.conftest import REPOSITORY
+
 HEADER = """
 import torch
 from torch import nn
@@ -76,4 +78,30 @@ register_component(
     "model.attention", "fault", "Next position.", AttentionSpec(), implementation=LeakingAttention
 )
 """
+)
+
+RELU_ROUTING = (REPOSITORY / "examples/relu_routing.py").read_text().replace('"relu"', '"fault"')
+
+DETACHED_ROUTER = RELU_ROUTING.replace("router.weight.float()", "router.weight.detach().float()")
+
+WRONG_ROUTER_SHARDING = (
+    RELU_ROUTING.replace("ReluSpec())", "WrongSpec())").replace(
+        "COMPONENT =",
+        """
+class WrongSpec(ReluSpec):
+    def list_parameters(self, model):
+        router, *others = super().list_parameters(model)
+        rule = ps.ShardingRule.replicated  # its gradient is that of a rank's part of the experts
+        return (replace(router, specs=(replace(router.specs[0], sharding=rule),)), *others)
+
+
+COMPONENT =""",
+    )
+    + """from dataclasses import replace
+from hlat.model import parameter_spec as ps
+"""
+)
+
+EXPERT_CHOICE = (
+    (REPOSITORY / "examples/expert_choice.py").read_text().replace('"expert_choice"', '"fault"')
 )

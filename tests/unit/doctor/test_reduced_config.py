@@ -15,6 +15,7 @@ from hlat.doctor.reduced_config import move_axis_to_dp, reduce_config, to_single
 from hlat.doctor.reference_model import compute_mean_loss
 from hlat.model.attention_spec import get_layer_type
 from hlat.model.decoder_spec import count_parameters
+from hlat.model.mlp_spec import get_layer_mlp_kind
 from hlat.model.rope_spec import RopeScaling, has_rope
 
 RUNS = {
@@ -28,6 +29,10 @@ RUNS = {
     "interleaved": [
         *("parallelism.pp=2", "parallelism.stages_per_rank=2", "batch.micro_batch_size=1"),
         "parallelism.pipeline_schedule=interleaved",
+    ],
+    "upcycled": [
+        *("model.mlp.kind=moe", "model.mlp.moe.upcycling_noise=0.1", "model.init_from=dense"),
+        "model.mlp.moe.intermediate_size=176",
     ],
     "nxd": ["model=7b", "engine=nxd", "compiler=neuron_2_28", "parallelism.tp=8"],
 }
@@ -63,6 +68,14 @@ COMPONENTS = {
     "partial rotation of many heads": [
         *("model.rope.partial_rotary_factor=0.25", "model.num_attention_heads=16"),
         *("model.num_key_value_heads=8", "model.hidden_size=256", "parallelism.tp=8"),
+    ],
+    "dense first layers": [
+        *("model.mlp.kind=moe", "model.num_layers=8", "model.mlp.moe.num_dense_layers=3"),
+        "model.mlp.moe.num_experts=4",
+    ],
+    "sparse layers": [
+        *("model.mlp.kind=moe", "model.num_layers=9", "model.mlp.moe.num_dense_layers=4"),
+        *("model.mlp.moe.num_experts=4", "model.mlp.moe.every=4"),
     ],
 }
 """Settings of components, each of which affects the reduced model."""
@@ -109,7 +122,10 @@ def test_reduced_model_has_each_layer_type(compose, name: str) -> None:
     model = resolve_config(compose(*COMPONENTS[name])).model
     small = reduce_config(resolve_config(compose(*COMPONENTS[name]))).model
     kinds, small_kinds = (
-        {(get_layer_type(one, n), has_rope(one, n)) for n in range(one.num_layers)}
+        {
+            (get_layer_type(one, n), has_rope(one, n), get_layer_mlp_kind(one, n))
+            for n in range(one.num_layers)
+        }
         for one in (model, small)
     )
     assert small_kinds == kinds
@@ -166,3 +182,16 @@ def test_stages_keep_their_number_of_steps(compose) -> None:
     starts = [compute_stage_starts(one.phase, one.batch) for one in (config, reduced)]
     assert np.abs(np.subtract(*starts)).max() <= 1
     assert len(starts[1]) == 3
+
+
+@pytest.mark.parametrize(
+    ("precision", "selected", "groups"), [("fp32", 2, 1), ("mixed", 8, 2), ("bf16_sr", 8, 2)]
+)
+def test_router_selects_all_experts_in_low_precision(
+    compose, precision: str, selected: int, groups: int
+) -> None:
+    overrides = ["model.mlp.moe.num_groups=4", "model.mlp.moe.groups_per_token=2"]
+    config = resolve_config(compose("model=qwen3_moe_tiny", f"precision={precision}", *overrides))
+    moe = reduce_config(config).model.mlp.moe
+    assert (moe.num_experts, moe.num_groups) == (8, 2)
+    assert (moe.experts_per_token, moe.groups_per_token) == (selected, groups)
