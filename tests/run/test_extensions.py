@@ -14,6 +14,8 @@ from tests.run.conftest import PYTHONPATH
 from tests.support import faulty_extensions
 
 EXAMPLES = REPOSITORY / "examples"
+ROUTED = ("model=qwen3_moe_tiny", "model.mlp.moe.balance_loss=0.1")
+"""Model of which the doctor examines another router."""
 GATED = ("extensions=[gated_attention.py]", "model.attention.kind=gated")
 
 
@@ -26,7 +28,7 @@ def folder(tmp_path) -> Path:
 
 def test_examples_have_at_most_60_lines() -> None:
     files = [*EXAMPLES.glob("*.py")]
-    assert len(files) == 7
+    assert len(files) == 9
     for file in files:
         assert len(file.read_text().splitlines()) <= 60, file
 
@@ -67,6 +69,30 @@ def test_train_resume_generate_and_refuse_the_export(hlat, small, folder) -> Non
     done = hlat("export", "runs/x", "output=exported", GATED[0])
     assert done.returncode == 2
     assert "no family of transformers has model.attention.kind=gated" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("processes")
+def test_train_plan_and_resume_a_routing_variant(hlat, small, folder) -> None:
+    relu = ("extensions=[relu_routing.py]", "model.mlp.kind=relu", "model.mlp.moe.num_experts=4")
+    layouts = (["parallelism.ep=2", "parallelism.dp=2"], ["parallelism.tp=2"])
+    for steps, layout in enumerate(layouts, 2):
+        done = hlat("train", *small, *relu, "run.name=x", f"run.steps={steps}", *layout)
+        assert done.returncode == 0, done.stderr
+    assert "resuming from runs/x/checkpoints/step_00000002\n" in done.stdout
+    rows = [json.loads(row) for row in (folder / "runs/x/metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2, 3]
+    for row in rows:
+        assert 1 < row["router_experts_per_token"] < 3
+        assert "router_entropy" not in row
+    done = hlat("plan", *small, *relu, "json=true")
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)
+    assert plan["active_parameters"] < plan["parameters"]
+    done = hlat("train", *relu, "compiler=inductor", "model.mlp.moe.z_loss=0.1")
+    assert done.returncode == 2
+    assert "model.mlp.moe.z_loss has no effect with model.mlp.kind=relu" in done.stderr
+    assert "model.mlp.kind=relu with compiler.torch_compile=true is not supported" in done.stderr
 
 
 @pytest.mark.slow
@@ -151,6 +177,14 @@ def test_log_a_metric(hlat, small, folder) -> None:
             *("dynamic_tanh", "norm.kind=tanh"),
             ["parallelism.tp=2", "parallelism.sequence_parallel=true", "precision=mixed"],
         ),
+        *(
+            ("relu_routing", "mlp.kind=relu", [*ROUTED, *layout])
+            for layout in (
+                ["parallelism.tp=2", "model.mlp.moe.shared_size=48"],
+                ["parallelism.ep=2", "parallelism.dp=2", "parallelism.zero=1"],
+                ["parallelism.pp=2", "model.mlp.moe.every=2"],
+            )
+        ),
     ],
 )
 @pytest.mark.xdist_group("processes")
@@ -182,8 +216,22 @@ def test_the_doctor_passes_an_optimizer(hlat, small, folder, recipe) -> None:
             *("gradients", "self_attn.head_scale", "tp"),
             marks=[pytest.mark.slow, pytest.mark.xdist_group("processes")],
         ),
+        (
+            *(faulty_extensions.EXPERT_CHOICE, "mlp", ["model.mlp.moe.num_experts=4"]),
+            *("causality", "layer 0 mlp", "model"),
+        ),
+        (
+            *(faulty_extensions.DETACHED_ROUTER, "mlp", ["model.mlp.moe.num_experts=4"]),
+            *("backward", "mlp.gate.weight", "model"),
+        ),
+        pytest.param(
+            *(faulty_extensions.WRONG_ROUTER_SHARDING, "mlp"),
+            *(["model.mlp.moe.num_experts=4", "parallelism.tp=2"], "gradients"),
+            *("mlp.gate.weight", "tp"),
+            marks=[pytest.mark.slow, pytest.mark.xdist_group("processes")],
+        ),
     ],
-    ids=["backward", "leak", "sharding"],
+    ids=["backward", "leak", "sharding", "expert choice", "detached router", "router sharding"],
 )
 @pytest.mark.slow_after(1)
 def test_the_doctor_names_a_fault(
