@@ -24,6 +24,7 @@ from hlat.plan import cost_figure, plan_figure
 from hlat.report import (
     comparison_curves,
     goodput_section,
+    router_figure,
     run_header,
     spike_figure,
     study_figures,
@@ -153,6 +154,7 @@ def _build_figures(record: RunRecord) -> list[ReportFigure]:
     figures = [build_panel_figure(panel, record) for panel in build_run_panels(record)]
     if counts := spike_figure.count_spike_lengths(record):
         figures.append(spike_figure.build_spike_figure(counts))
+    figures += router_figure.build_router_figures(record)
     if record.time_ledger.attempts:
         figures.append(goodput_section.build_goodput_figure(record.time_ledger))
     comparisons, _ = plan_figure.try_compare_with_plan(record)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from hlat.config.batch_steps import format_growth
 from hlat.config.run import Config
 from hlat.model.decoder_spec import count_parameters
 from hlat.study.run_record import RunRecord
@@ -37,13 +38,14 @@ def build_shared_facts(records: Sequence[RunRecord]) -> list[tuple[str, str]]:
 def _list_facts(config: Config) -> list[tuple[str, str]]:
     batch, optimizer, hardware = config.batch, config.optimizer, config.hardware
     sequences = f"{format_count(batch.global_batch_size)} x {format_count(batch.sequence_length)}"
+    tokens = f"{format_count(batch.tokens_per_step)} tokens"
     nodes = f"{hardware.nodes} x " if hardware.nodes > 1 else ""
     return [
         ("Model", config.model.name),
         ("Parameters", format_short(count_parameters(config.model))),
         ("Learning rate", format_short(optimizer.lr)),
         ("Schedule", config.schedule.name),
-        ("Batch", f"{sequences} = {format_count(batch.tokens_per_step)} tokens"),
+        ("Batch", f"{sequences} = {tokens}{format_growth(batch)}"),
         ("Optimizer", optimizer.name),
         ("Precision", config.precision.name),
         ("Hardware", f"{nodes}{hardware.name}"),

@@ -53,7 +53,7 @@ def _build_figure(
         axes.set_xlabel(LR_KEY)
         axes.set_ylabel(result.metric_label.partition(",")[0].replace("_", " "))
         if len(tunings) > 1:
-            figure.legend(loc="outside upper left", fontsize=7, ncols=4)
+            figure.legend(loc="outside upper left", fontsize=7, ncols=3)
         return figure
 
     caption = (

@@ -47,6 +47,8 @@ class ConsoleLogger(MetricLogger):
             f"loss {row['loss']:.4f}  grad_norm {row['grad_norm']:.3f}  "
             f"{row['tokens_per_second']:,.0f} tokens/s"
         )
+        if "router_max_violation" in row:
+            metrics += f"  max violation {row['router_max_violation']:.2f}"
         if (seconds := self._time_left.estimate()) is not None:
             metrics += f"  {tqdm.format_interval(seconds)} left"
         if self._bar is not None:

@@ -267,7 +267,7 @@ def _split_rows_by_attempt(
     """Return the complete rows of each attempt as columns, with the steps that each covers."""
     complete = np.flatnonzero(np.all([np.isfinite(metrics[key]) for key in METRIC_COLUMNS], axis=0))
     rows = {key: metrics[key][complete] for key in METRIC_COLUMNS}
-    rows["covered"] = compute_steps_per_row(rows["step"], rows["attempt"], events)
+    rows["covered"] = np.array(compute_steps_per_row(rows["step"], rows["attempt"], events))
     rows["train_seconds"] = rows["step_seconds"] - rows["data_wait_seconds"]
     return {
         int(number): {key: column[rows["attempt"] == number] for key, column in rows.items()}

@@ -12,6 +12,12 @@ def get_loop_row(row: Row) -> Row:
     return loop if isinstance(loop, dict) else row
 
 
+def get_average_row(row: Row) -> Row:
+    """Return the values of `get_loop_row` for the moving average of the weights; empty without."""
+    average = row.get("ema")
+    return get_loop_row(average) if isinstance(average, dict) else {}
+
+
 def find_worse_sources(first: Row, last: Row) -> dict[str, list[float]]:
     """Return bits per byte at the first and at the last evaluation of sources that became worse.
 

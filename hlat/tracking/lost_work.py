@@ -6,9 +6,6 @@ the event of the rewind or restart.
 
 from collections.abc import Iterable
 
-import numpy as np
-from numpy.typing import NDArray
-
 from hlat.tracking.row_validation import Row, is_finite_number
 
 START_EVENTS = ("start", "resume")
@@ -35,12 +32,12 @@ def is_finished(events: Iterable[Row]) -> bool:
 
 
 def compute_steps_per_row(
-    steps: NDArray[np.float64],
-    attempts: NDArray[np.float64],
+    steps: Iterable[float],
+    attempts: Iterable[float],
     events: Iterable[Row],
     after: int = 0,
-) -> NDArray[np.float64]:
-    """Return the number of steps that each row of metrics.jsonl averages over, shape (rows,).
+) -> list[float]:
+    """Return the number of steps that each row of metrics.jsonl averages over.
 
     `steps` and `attempts` are columns in file order, and `after` is the last step before the first
     row. `events` contain the first step of each attempt.
@@ -51,10 +48,10 @@ def compute_steps_per_row(
         if event["event"] in START_EVENTS
     }
     previous_in_file, num_steps = float(after), []
-    for step, attempt in zip(steps.tolist(), attempts.tolist(), strict=True):
+    for step, attempt in zip(steps, attempts, strict=True):
         num_steps.append(max(0.0, step - last_steps.get(attempt, previous_in_file)))
         last_steps[attempt] = previous_in_file = step
-    return np.array(num_steps, dtype=np.float64)
+    return num_steps
 
 
 def exclude_scores(rows: Iterable[Row]) -> list[Row]:
@@ -107,11 +104,8 @@ def compute_lost_work(removed_rows: list[Row], events: list[Row], step: int) -> 
     """
     by_attempt: dict[str, Row] = {}
     removed_rows = [row for row in removed_rows if "attempt" in row]
-    steps, attempts = (
-        np.array([row[key] for row in removed_rows], dtype=np.float64)
-        for key in ("step", "attempt")
-    )
-    num_steps = compute_steps_per_row(steps, attempts, events, step).astype(int).tolist()
+    steps, attempts = ([row[key] for row in removed_rows] for key in ("step", "attempt"))
+    num_steps = [int(count) for count in compute_steps_per_row(steps, attempts, events, step)]
     for row, count in zip(removed_rows, num_steps, strict=True):
         entry = by_attempt.setdefault(str(row["attempt"]), {"seconds": 0.0})
         entry["seconds"] += count * row.get("step_seconds", 0.0)

@@ -5,7 +5,7 @@ MetricLogger, in the same order. Loggers return nothing, so an unavailable servi
 change the results or the timing of a run.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,10 @@ from hlat.tracking.row_validation import Row, is_finite_number
 
 MODEL_METRICS = ("loss", "grad_norm", "param_norm", "learning_rate")
 """Columns of metrics.jsonl about the model; plotted over tokens (HLAT paper, figure 1)."""
+_ROUTER_PREFIX = "router_"
+"""Start of the names of the metrics of routers, also of those of extensions."""
+_LAYER_METRICS = {"router_violations": "violation", "router_loads": "load"}
+"""Columns of metrics.jsonl with a list over layers, and the names of their values."""
 _POSITION_KEYS = ("step", "tokens", "attempt", "time")
 ALERT_EVENTS = (
     *("spike", "rollback", "diverge", "restart"),
@@ -68,12 +72,34 @@ class MetricLogger:
 
 
 def extract_scalars(row: Row) -> dict[str, float]:
-    """Return the finite numbers of a row of metrics.jsonl, named `train/...` or `perf/...`."""
-    return {
-        f"{'train' if key in MODEL_METRICS else 'perf'}/{key}": float(value)
+    """Return the finite numbers of a row of metrics.jsonl, named `train/...` or `perf/...`.
+
+    Those of layers and experts are named `router/load/layer_0/expert_0` or `router/.../layer_0`.
+    """
+    by_layer = {
+        f"router/{name}/{key}": number
+        for column, name in _LAYER_METRICS.items()
+        for key, number in _flatten(row.get(column), ("layer_", "/expert_"))
+    }
+    return by_layer | {
+        f"{'train' if _is_of_model(key) else 'perf'}/{key}": float(value)
         for key, value in row.items()
         if key not in _POSITION_KEYS and is_finite_number(value)
     }
+
+
+def _flatten(value: Any, prefixes: tuple[str, ...]) -> Iterator[tuple[str, float]]:
+    """Yield the finite numbers of nested lists, each with the prefix and index of its lists."""
+    if is_finite_number(value):
+        yield "", float(value)
+    elif isinstance(value, list) and prefixes:
+        for index, item in enumerate(value):
+            for key, number in _flatten(item, prefixes[1:]):
+                yield f"{prefixes[0]}{index}{key}", number
+
+
+def _is_of_model(key: str) -> bool:
+    return key in MODEL_METRICS or key.startswith(_ROUTER_PREFIX)
 
 
 def extract_event_scalars(row: Row) -> dict[str, float]:

@@ -25,6 +25,8 @@ EXTENSIONS_DIR = "extensions"
 """Copies of the extensions of a run; they are compared and never imported."""
 EVALUATIONS_DIR = "evaluations"
 """Directory of scores in a run directory or a model directory."""
+CAMPAIGN_FILE = "campaign.json"
+"""File in the directory of a campaign, which contains the run directories of its stages."""
 SUBMISSIONS_DIR, SUBMISSION_FILE = "submissions", "job.json"
 """Directory of the submissions to a scheduler, and file that each of them contains."""
 _OTHER_WRITERS = (SUBMISSIONS_DIR, "wandb")

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable
 from statistics import median
 
+from hlat.tracking.lost_work import START_EVENTS
 from hlat.tracking.row_validation import Row, is_finite_number
 
 _COUNTED_EVENTS = ("spike", "skip", "rollback", "restart")
@@ -12,10 +13,13 @@ _COUNTED_EVENTS = ("spike", "skip", "rollback", "restart")
 def compute_summary_metrics(rows: Iterable[Row], events: Iterable[Row]) -> dict[str, float]:
     """Return the known summary metrics: last step, losses, throughput, cost and event counts.
 
-    `rows` and `events` are those of metrics.jsonl and events.jsonl.
+    `rows` and `events` are those of metrics.jsonl and events.jsonl. `start_step` is the step of the
+    checkpoint of another run from which the run started.
     """
     rows, events = list(rows), list(events)
     summary: dict[str, float] = {}
+    if start_step := next((row["step"] for row in events if row["event"] in START_EVENTS), 0):
+        summary["start_step"] = start_step
     if rows:
         last = rows[-1]
         keys = ("step", "tokens", "cost_usd")

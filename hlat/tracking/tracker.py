@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from hlat.config import mfu
+from hlat.config.batch_steps import count_tokens, get_sequence_length
 from hlat.config.recorded_config import redact
 from hlat.config.redaction import redact_data, redact_text
 from hlat.config.run import Config
@@ -51,7 +52,6 @@ class Tracker:
         self._metrics_log = open_metrics_log(run_dir) if is_rank0 else NullLog(run_dir)
         self._events_log = open_events_log(run_dir) if is_rank0 else NullLog(run_dir)
         self._config = config
-        self._flops_per_token = compute_flops_per_token(config.model, config.batch.sequence_length)
         self._neuron_monitor: NeuronMonitor | None = None
         self._loggers: list[MetricLogger] = []
         self._metadata: tuple[list[str], dict[str, Any]] | None = None
@@ -110,21 +110,21 @@ class Tracker:
         """Add the time that a step waited for its batch."""
         self._data_wait_seconds += seconds
 
-    def log_metrics(self, step: int, phase: str, **metrics: float | None) -> None:
+    def log_metrics(self, step: int, phase: str, **metrics: Any) -> None:
         """Log the row of `step`; times are means over the steps since the last row."""
-        num_steps, data_wait_seconds = step - self._last_step, self._data_wait_seconds
-        seconds = self.restart_clock(step) / num_steps
-        tokens_per_step = self._config.batch.tokens_per_step
-        tokens_per_second = tokens_per_step / seconds
+        batch, data_wait_seconds = self._config.batch, self._data_wait_seconds
+        num_steps, tokens = step - self._last_step, count_tokens(step, batch)
+        num_new_tokens = tokens - count_tokens(self._last_step, batch)
+        seconds = self.restart_clock(step)
         row = {
             "step": step,
-            "tokens": step * tokens_per_step,
+            "tokens": tokens,
             **metrics,
-            "tokens_per_second": tokens_per_second,
-            "step_seconds": seconds,
+            "tokens_per_second": num_new_tokens / seconds,
+            "step_seconds": seconds / num_steps,
             "data_wait_seconds": data_wait_seconds / num_steps,
-            "mfu": self._compute_mfu(tokens_per_second),
-            **self._compute_cost(step * tokens_per_step),
+            "mfu": self._compute_mfu(step, num_new_tokens / seconds),
+            **self._compute_cost(tokens),
             **(self._neuron_monitor.get_latest() if self._neuron_monitor else {}),
             "phase": redact_text(phase),
             "attempt": self.attempt,
@@ -271,11 +271,13 @@ class Tracker:
         total = None if cost_per_4m is None else cost_per_4m * tokens / 4e6
         return {"cost_usd": total, "cpt_usd": cost_per_4m}
 
-    def _compute_mfu(self, tokens_per_second: float) -> float | None:
+    def _compute_mfu(self, step: int, tokens_per_second: float) -> float | None:
+        """Return the MFU with the sequence length of the last of `step` steps."""
         config = self._config
+        length = get_sequence_length(step - 1, config.batch)
         return mfu.compute_mfu(
             tokens_per_second,
-            self._flops_per_token,
+            compute_flops_per_token(config.model, length),
             config.hardware,
             config.num_processes,
             config.precision.compute_dtype,

@@ -73,7 +73,7 @@ def build_metric_loggers(
     loggers: dict[str, MetricLogger] = {}
     for service in config.tracking.services:
         logger: MetricLogger = (
-            WandbLogger(config.tracking.wandb, config.batch.tokens_per_step, print_message)
+            WandbLogger(config.tracking.wandb, config.batch, print_message)
             if service is TrackingService.wandb
             else TensorBoardLogger()
         )

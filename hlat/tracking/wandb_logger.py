@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import psutil
 
 from hlat.config import tracking
+from hlat.config.batch import BatchConfig
+from hlat.config.batch_steps import count_tokens
 from hlat.config.redaction import redact_data, redact_text
 from hlat.distributed.process_signals import block_signals
 from hlat.storage.storage_path import validate_writable
@@ -43,7 +45,7 @@ _Mode = Literal["online", "offline", "disabled"]
 _CONNECT_TIMEOUT_S = 30.0
 """Timeout of the connection to W&B's servers; after it the run is stored offline."""
 _STEP_METRICS = {
-    **dict.fromkeys(("train/*", "eval/*"), "tokens"),
+    **dict.fromkeys(("train/*", "eval/*", "router/*"), "tokens"),
     **dict.fromkeys(("perf/*", "data/*"), "step"),
 }
 """Horizontal axis of each group of metrics."""
@@ -59,18 +61,17 @@ _ALERT_LEVELS = {"finish": "INFO", "interrupt": "INFO", "diverge": "ERROR", "giv
 class WandbLogger(MetricLogger):
     """Logger for a W&B run.
 
-    `tokens_per_step` yields the tokens of an event, and `print_message` prints a message for the
-    user.
+    `batch` determines the tokens of an event, and `print_message` prints a message for the user.
     """
 
     def __init__(
         self,
         settings: tracking.WandbConfig,
-        tokens_per_step: int,
+        batch: BatchConfig,
         print_message: Callable[[str], None],
     ) -> None:
         self._settings, self._print_message = settings, print_message
-        self._tokens_per_step = tokens_per_step
+        self._batch = batch
         self._exit_event, self._is_disk_full = "", False
         self._links = ExitStack()
 
@@ -129,7 +130,7 @@ class WandbLogger(MetricLogger):
     def _log_row(self, step: int, values: Mapping[str, Any]) -> None:
         """Append a row to W&B's history, which ignores rows that are not after its last one."""
         self._history_step = max(self._history_step + 1, _ROWS_PER_STEP * step)
-        position = {"step": step, "tokens": step * self._tokens_per_step}
+        position = {"step": step, "tokens": count_tokens(step, self._batch)}
         self._run.log({**position, **values}, step=self._history_step, commit=True)
 
     def rewind(self, step: int) -> None:
@@ -163,7 +164,7 @@ class WandbLogger(MetricLogger):
         import wandb
 
         path, step = str(row["path"]), row["step"]
-        metadata = {"step": step, "tokens": step * self._tokens_per_step, "path": path}
+        metadata = {"step": step, "tokens": count_tokens(step, self._batch), "path": path}
         artifact = wandb.Artifact(f"{self._run.id}-model", type="model", metadata=metadata)
         try:
             if mode is tracking.CheckpointArtifact.upload:

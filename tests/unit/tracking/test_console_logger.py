@@ -26,6 +26,13 @@ def test_lines_contain_loss_throughput_and_time_left(capsys):
     assert lines[-1].endswith("00:00 left")
 
 
+def test_lines_contain_the_balance_of_experts(capsys):
+    console = start_console(ConsoleStyle.lines, step=0, total=50)
+    console.log_metrics({"step": 1, **ROW, "router_max_violation": 0.456})
+    line = "step 1/50  loss 2.5000  grad_norm 0.500  1,234 tokens/s  max violation 0.46"
+    assert capsys.readouterr().out.splitlines() == [line]
+
+
 def test_bar_shows_loss_and_messages(capsys):
     console = start_console(ConsoleStyle.bar, step=1, total=3)
     for step in (2, 3):

@@ -1,7 +1,5 @@
 """Tests of lost work and steps per row."""
 
-import numpy as np
-
 from hlat.tracking.lost_work import (
     compute_attempt_seconds,
     compute_lost_work,
@@ -31,17 +29,17 @@ def test_steps_per_row_start_at_previous_row_or_attempt_start():
         {"event": "start", "step": 0, "attempt": 1},
         {"event": "resume", "step": 20, "attempt": 2},
     ]
-    steps, attempts = np.array([10.0, 20, 25, 40]), np.array([1.0, 1, 2, 2])
-    assert compute_steps_per_row(steps, attempts, events).tolist() == [10, 10, 5, 15]
-    assert compute_steps_per_row(steps[1:], attempts[1:], events, after=10).tolist() == [10, 5, 15]
-    assert compute_steps_per_row(steps, attempts, []).tolist() == [10, 10, 5, 15]
-    assert compute_steps_per_row(steps[:0], attempts[:0], events).tolist() == []
+    steps, attempts = [10, 20, 25, 40], [1, 1, 2, 2]
+    assert compute_steps_per_row(steps, attempts, events) == [10, 10, 5, 15]
+    assert compute_steps_per_row(steps[1:], attempts[1:], events, after=10) == [10, 5, 15]
+    assert compute_steps_per_row(steps, attempts, []) == [10, 10, 5, 15]
+    assert compute_steps_per_row(steps[:0], attempts[:0], events) == []
 
 
 def test_steps_per_row_of_interleaved_attempts():
-    steps, attempts = np.array([10.0, 5, 20, 15]), np.array([2.0, 1, 2, 1])
+    steps, attempts = [10, 5, 20, 15], [2, 1, 2, 1]
     events = [{"event": "start", "step": 0, "attempt": 1}]
-    assert compute_steps_per_row(steps, attempts, events).tolist() == [10, 5, 10, 10]
+    assert compute_steps_per_row(steps, attempts, events) == [10, 5, 10, 10]
 
 
 def test_rolled_back_events_are_excluded():
