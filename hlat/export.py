@@ -100,6 +100,7 @@ def _export(arguments: argparse.Namespace) -> ExitCode:
     state = TrainingState.from_json(checkpoint_store.load_state_json(checkpoint))
     model = run_identity.build_saved_model_config(state.fixed, state.config)
     weight_export.validate_weights_match(checkpoint, model)
+    weight_export.validate_buffers(checkpoint, model)
     known = training_settings.parse_training_settings(checkpoint, state)
     run, length = training_settings.find_run_dir(source, checkpoint), known.sequence_length
     file = training_settings.find_tokenizer(

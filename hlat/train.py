@@ -1,12 +1,10 @@
 """Training: entry point, setup of a run, and the training loop.
 
-    compose -> resolve -> validate -> engine, pre-flight -> data -> resume
-            -> loop (step, log, evaluate, save) -> report
+    compose -> validate -> engine, pre-flight -> data -> resume -> train (step, log, evaluate, save)
 
 Heavy modules are imported after validation, so a configuration error is reported at once.
 """
 
-import sys
 from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -50,7 +48,7 @@ def main(composed: DictConfig) -> ExitCode:
     if rank_environment.must_launch_workers(config):
         from hlat.recovery.supervisor import launch_workers
 
-        return launch_workers(config, entry_point.build_command(sys.executable, overrides))
+        return launch_workers(config, entry_point.build_command(overrides))
     return exit_record.run_with_exit_record(lambda: run_worker(config, yaml, overrides))
 
 
@@ -120,20 +118,20 @@ def train(
     if not engine.parallel_state.world_group.any(bool(tracker.get_events("evaluate"))):
         evaluate_heldout(engine, evaluation_data, tracker, state.step)
     while state.step < total_steps:
-        sequences = loader.next_batch()
+        sequences = loader.next_batch(state.step)
         tracker.add_data_wait(loader.wait_seconds)
         if loader.stage_name != stage:
             stage = loader.stage_name
             tracker.log_event("phase", state.step, name=stage)
         lr = compute_lr(state.step, config)
         device_metrics = engine.train_step(sequences, lr)
-        state = state.after_step(config.batch.tokens_per_step)
+        state = state.after_step(config.batch)
         is_last = state.step == total_steps
         stop_requested = fault_tolerance.step() and not is_last
         save_due = stop_requested or is_last or fault_tolerance.is_save_due(state.step)
         if save_due or state.step % config.run.log_every == 0:
             metrics = engine.read_metrics(device_metrics)
-            row = {"learning_rate": lr, **metrics.scalars, "memory_bytes": engine.peak_memory()}
+            row = {"learning_rate": lr, **metrics.columns, "memory_bytes": engine.peak_memory()}
             row |= compute_due_metrics(config, state.step, engine, sequences, tracker)
             tracker.log_metrics(state.step, stage, **row)
             action, state = fault_tolerance.check_metrics(state, metrics)

@@ -26,6 +26,7 @@ from hlat.checkpoint.safetensors_file import DTYPES_BY_NAME, SAFETENSORS_DTYPES
 from hlat.checkpoint.training_state import TrainingState
 from hlat.config.config_errors import ConfigError
 from hlat.config.precision import Dtype
+from hlat.distributed.state_shard import BUFFERS
 from hlat.distributed.tensor_slice import TensorSlice, build_full_slice
 from hlat.precision.torch_dtypes import TORCH_DTYPES
 from hlat.storage import durable_files, output_directory
@@ -33,7 +34,9 @@ from hlat.storage.storage_path import StoragePath
 
 _BLOCK_ELEMENTS = 1 << 20
 _WEIGHTS_FILE = "rank_00000.safetensors"
-_WEIGHTS_PREFIX = "weights/"
+_WEIGHTS_PREFIX, _BUFFERS_PREFIX = "weights/", f"{BUFFERS}/"
+_PREFIXES = (_WEIGHTS_PREFIX, _BUFFERS_PREFIX)
+"""Kinds of state that are averaged."""
 _WEIGHT_DTYPES = {SAFETENSORS_DTYPES[dtype] for dtype in TORCH_DTYPES.values()}
 
 
@@ -96,8 +99,8 @@ def load_weighted_checkpoint(
     """
     checkpoint_store.verify_checkpoint(path, on_progress, trusted_keys)
     tensors = checkpoint_store.load_manifest(path).tensors
-    weights = {name: record for name, record in tensors.items() if name.startswith(_WEIGHTS_PREFIX)}
-    if not weights:
+    weights = {name: record for name, record in tensors.items() if name.startswith(_PREFIXES)}
+    if not any(name.startswith(_WEIGHTS_PREFIX) for name in weights):
         raise ConfigError(f"{path} contains no weights")
     for name, record in weights.items():
         if record.dtype not in _WEIGHT_DTYPES:
@@ -177,7 +180,7 @@ def write_average(
     """
     tensors, records = {}, {}
     for name, record in checkpoints[0].tensors.items():
-        torch_dtype = _resolve_dtype(record, dtype)
+        torch_dtype = _resolve_dtype(name, record, dtype)
         blocks = partial(_compute_blocks, checkpoints, name, torch_dtype, on_progress)
         tensors[name] = (record.shape, safetensors_file.LazyTensor(torch_dtype, blocks))
         dtype_name = SAFETENSORS_DTYPES[torch_dtype]
@@ -204,8 +207,11 @@ def _find_difference(first: Mapping[str, object], second: Mapping[str, object]) 
 
 def compute_average_bytes(checkpoints: Sequence[WeightedCheckpoint], dtype: Dtype | None) -> int:
     """Return the number of bytes of weights that `write_average` writes."""
-    records = checkpoints[0].tensors.values()
-    return sum(prod(record.shape) * _resolve_dtype(record, dtype).itemsize for record in records)
+    records = checkpoints[0].tensors.items()
+    return sum(
+        prod(record.shape) * _resolve_dtype(name, record, dtype).itemsize
+        for name, record in records
+    )
 
 
 def _build_state(checkpoints: Sequence[WeightedCheckpoint]) -> TrainingState:
@@ -223,8 +229,11 @@ def _build_state(checkpoints: Sequence[WeightedCheckpoint]) -> TrainingState:
     return replace(state, averaged_from=averaged_from)
 
 
-def _resolve_dtype(record: TensorRecord, dtype: Dtype | None) -> torch.dtype:
-    return DTYPES_BY_NAME[record.dtype] if dtype is None else TORCH_DTYPES[dtype]
+def _resolve_dtype(name: str, record: TensorRecord, dtype: Dtype | None) -> torch.dtype:
+    """Return the output dtype of a tensor; that of buffers does not change."""
+    if dtype is None or name.startswith(_BUFFERS_PREFIX):
+        return DTYPES_BY_NAME[record.dtype]
+    return TORCH_DTYPES[dtype]
 
 
 def _compute_blocks(

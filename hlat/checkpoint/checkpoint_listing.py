@@ -11,6 +11,7 @@ from hlat.checkpoint import checkpoint_directory, checkpoint_lookup, checkpoint_
 from hlat.checkpoint.checkpoint_manifest import COMMIT_MARKER
 from hlat.checkpoint.training_state import TrainingState
 from hlat.config.config_errors import ConfigError
+from hlat.distributed.state_shard import BUFFERS
 from hlat.storage import storage_path
 from hlat.storage.storage_path import TEMPORARY_PREFIX, StoragePath
 
@@ -89,7 +90,7 @@ def _inspect_checkpoint(path: StoragePath) -> CheckpointInfo:
         state = TrainingState.from_json(checkpoint_store.load_state_json(path))
     except ConfigError as error:
         return replace(info, state="damaged", problem=str(error))
-    only_weights = all(name.startswith("weights/") for name in manifest.tensors)
+    only_weights = all(name.startswith(("weights/", f"{BUFFERS}/")) for name in manifest.tensors)
     kind = "weights only" if only_weights or state.weights_only else "full"
     status = quarantined[2] if quarantined else "committed"
     return replace(info, step=manifest.step, tokens=state.tokens, kind=kind, state=status)

@@ -23,7 +23,7 @@ from hlat.config.run import Config
 from hlat.config.run_steps import is_milestone
 from hlat.data.data_loader import DataLoader, merge_state_dicts
 from hlat.distributed.object_group import broadcast_object
-from hlat.distributed.state_shard import StateShard
+from hlat.distributed.state_shard import BUFFERS, StateShard
 from hlat.engine import graph_extraction
 from hlat.engine.interface import Engine
 from hlat.optim.optimizer_spec import EMA, find_average
@@ -163,11 +163,12 @@ class Checkpointer:
         """
         average = find_average(self._config.optimizer)
         key = "weights" if average is None or average is EMA else average.name
-        return [
+        weights = [
             dataclasses.replace(shard, name=f"weights/{shard.name.removeprefix(f'{key}/')}")
             for shard in shards
             if shard.name.startswith(f"{key}/")
         ]
+        return [*weights, *(shard for shard in shards if shard.name.startswith(f"{BUFFERS}/"))]
 
     def _write_checkpoint(
         self,

@@ -19,15 +19,19 @@ from hlat.checkpoint.checkpoint_errors import CorruptCheckpointError
 from hlat.checkpoint.checkpoint_lookup import VerifiedCheckpoint
 from hlat.checkpoint.checkpoint_manifest import CheckpointManifest
 from hlat.checkpoint.hugging_face import pretrained_weights
-from hlat.checkpoint.start_validation import find_start_problems
+from hlat.checkpoint.start_validation import (
+    find_replaced_start,
+    find_start_problems,
+    load_digest,
+)
 from hlat.checkpoint.training_state import TrainingState
 from hlat.config import extensions, run_identity
 from hlat.config.config_errors import ConfigError
 from hlat.config.run import Config
-from hlat.config.run_steps import compute_total_steps
+from hlat.config.run_steps import compute_total_steps, count_readable_batches
 from hlat.data.data_loader import DataLoader
 from hlat.data.prompt_tokenizer import find_added_bos_token
-from hlat.distributed.object_group import ObjectGroup, broadcast_object
+from hlat.distributed.object_group import ObjectGroup, broadcast_object, run_on_rank0
 from hlat.engine import state_shards
 from hlat.engine.interface import Engine
 from hlat.model.decoder_spec import list_parameter_specs
@@ -46,8 +50,9 @@ def resume(
     Without a checkpoint, the weights are initialized or loaded from model.init_from.
 
     Raises:
-        ConfigError: The checkpoint has other fixed settings or other data, or the weights of
-            model.init_from do not fit the model.
+        ConfigError: The checkpoint has other fixed settings or other data, the weights of
+            model.init_from do not fit the model, or the run started from another checkpoint than
+            checkpoint.start_from names now.
     """
     initial = TrainingState(
         fixed=run_identity.collect_fixed_settings(config),
@@ -70,13 +75,17 @@ def resume(
     path, manifest = checkpoint.path, checkpoint.manifest
     state = training_checkpoint.load_training_state(checkpoint, group)
     is_same_run = path.parent == checkpoints_dir
+    if is_same_run and (
+        problem := run_on_rank0(group, lambda: find_replaced_start(config, run_dir))
+    ):
+        raise ConfigError(problem)
     if problems := find_start_problems(config, state, str(path), is_same_run):
         action = "resume from" if is_same_run else "start from checkpoint.start_from at"
         raise ConfigError(*(f"cannot {action} {path}: {problem}" for problem in problems))
     changed = run_identity.find_differences(state.adjustable, initial.adjustable)
     changed += loader.load_state_dict(state.data)
     changed += extensions.describe_changes(run_dir / EXTENSIONS_DIR, config.extensions)
-    num_readable = config.schedule.total_steps + loader.num_skipped_batches
+    num_readable = count_readable_batches(config) + loader.num_skipped_batches
     rollbacks = rollback_log.load_rollbacks(checkpoints_dir, num_readable, group, tracker)
     loader.skip_batches(rollback.skipped for rollback in rollbacks)
     changed += _load_state(config, engine, path, manifest)
@@ -84,6 +93,7 @@ def resume(
         prefix = "resuming from " if is_same_run else "starting from checkpoint.start_from="
         tracker.print_message("\n  ".join([f"{prefix}{path}", *changed]))
     details |= {"changed": changed} if changed else {}
+    details[finished_runs.START_DIGEST] = run_on_rank0(group, lambda: load_digest(path))
     is_own = is_same_run and state.step > finished_runs.get_copied_steps(run_dir)
     service_run_ids = state.tracker if is_own else None  # a branch is a new run in services
     tracker.start_attempt(state.step, service_run_ids, checkpoint=str(path), **details)
@@ -108,7 +118,8 @@ def _load_state(
     state_shards.copy_weights(engine.state_shards(), new & list_weight_copies(settings, parameters))
     return [
         f"{tensor.name} of {len(names)} parameters starts "
-        f"{'as the weights' if tensor.is_weights else 'at zero'}, as the checkpoint has none"
+        f"{'as the weights' if tensor.is_weights else 'at zero'}, as the checkpoint has none for "
+        "these settings"
         for tensor, names in fresh.items()
     ]
 
@@ -140,10 +151,14 @@ def _load_initial_weights(config: Config, engine: Engine, tracker: Tracker) -> d
     directory = broadcast_object(
         group, pretrained_weights.find_weights_dir(source) if group.is_rank0 else ""
     )
-    digest = pretrained_weights.load_pretrained(directory, config.model, engine.state_shards())
+    digest = pretrained_weights.load_pretrained(
+        directory, config.model, engine.state_shards(), config.run.seed
+    )
     copies = list_weight_copies(config.optimizer, list_parameter_specs(config.model))
     state_shards.copy_weights(engine.state_shards(), copies)
-    tracker.print_message(f"starting from the weights in {directory}")
+    noise = config.model.mlp.moe.upcycling_noise
+    experts = "" if noise is None else f"; experts are copies of the dense network, noise {noise:g}"
+    tracker.print_message(f"starting from the weights in {directory}{experts}")
     bos_token = find_added_bos_token(Path(source).expanduser()) if group.is_rank0 else None
     if bos_token not in (None, config.data.bos_token):
         tracker.print_message(

@@ -83,10 +83,18 @@ def to_bytes(tensor: torch.Tensor) -> memoryview:
 
 
 class SafetensorsReader:
-    """Context manager that reads slices of the tensors in `records` from files of a directory."""
+    """Context manager that reads slices of the tensors in `records` from files of a directory.
 
-    def __init__(self, directory: StoragePath, records: Mapping[str, TensorRecord]) -> None:
-        self._directory, self._records = directory, records
+    `keys` are the names of tensors in the files, if they differ from those in `records`.
+    """
+
+    def __init__(
+        self,
+        directory: StoragePath,
+        records: Mapping[str, TensorRecord],
+        keys: Mapping[str, str] | None = None,
+    ) -> None:
+        self._directory, self._records, self._keys = directory, records, keys or {}
         self._stack = ExitStack()
         self._files: dict[str, Any] = {}
 
@@ -135,7 +143,9 @@ class SafetensorsReader:
         for name, record in self._records.items():
             for parts in record.slices:
                 for part in parts.find_in_file(file_name):
-                    key = format_slice_key(name, record.shape, part.tensor_slice)
+                    key = format_slice_key(
+                        self._keys.get(name, name), record.shape, part.tensor_slice
+                    )
                     with raise_as_corrupt(path, SafetensorError):
                         file = self._get_file(path)
                         if isinstance(file, _RemoteSafetensors):
@@ -168,7 +178,7 @@ class SafetensorsReader:
         self, name: str, record: TensorRecord, slice_record: SliceRecord, tensor_slice: TensorSlice
     ) -> torch.Tensor:
         saved_slice, path = slice_record.tensor_slice, self._directory / slice_record.file
-        key = format_slice_key(name, record.shape, saved_slice)
+        key = format_slice_key(self._keys.get(name, name), record.shape, saved_slice)
         with raise_as_corrupt(path, SafetensorError):
             file = self._get_file(path)
             index = tensor_slice.index_in(saved_slice)

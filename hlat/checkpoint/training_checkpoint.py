@@ -16,9 +16,10 @@ from hlat.config.optimizer import OptimizerConfig
 from hlat.config.run_identity import build_saved_model_config, build_saved_optimizer_config
 from hlat.data import data_fingerprint
 from hlat.distributed.object_group import ObjectGroup
-from hlat.model.decoder_spec import list_parameter_specs
+from hlat.distributed.state_shard import BUFFERS
+from hlat.model.decoder_spec import list_buffer_specs, list_parameter_specs
 from hlat.model.parameter_spec import ParameterSpec
-from hlat.optim.optimizer_spec import StateTensor, compute_saved_shapes, get_optimizer_spec
+from hlat.optim.optimizer_spec import EMA, StateTensor, compute_saved_shapes, get_optimizer_spec
 
 
 def load_training_state(checkpoint: VerifiedCheckpoint, group: ObjectGroup) -> TrainingState:
@@ -41,17 +42,20 @@ def load_training_state(checkpoint: VerifiedCheckpoint, group: ObjectGroup) -> T
 
 
 def list_fresh_state(
-    parameters: Iterable[ParameterSpec], settings: OptimizerConfig, manifest: CheckpointManifest
+    parameters: Sequence[ParameterSpec], settings: OptimizerConfig, manifest: CheckpointManifest
 ) -> dict[StateTensor, list[str]]:
-    """Return the parameters by each state tensor that a checkpoint of another optimizer lacks.
+    """Return the parameters by each state tensor that starts at zero, or as the weights.
 
-    These tensors start at zero, or as the weights.
+    The checkpoint lacks the tensor, or the updates of the parameter are counted from zero: moments
+    of earlier updates, with the bias correction of the first one, would be too large.
     """
     fresh: dict[StateTensor, list[str]] = {}
-    for parameter in parameters:
-        for tensor in compute_saved_shapes(settings, parameter.role, parameter.shape):
-            if f"{tensor.name}/{parameter.name}" not in manifest.tensors:
-                fresh.setdefault(tensor, []).append(parameter.name)
+    restarted = list_restarted_parameters(parameters, settings, manifest)
+    for one in parameters:
+        for tensor in compute_saved_shapes(settings, one.role, one.shape):
+            is_saved = f"{tensor.name}/{one.name}" in manifest.tensors
+            if not is_saved or (one.name in restarted and tensor != EMA):
+                fresh.setdefault(tensor, []).append(one.name)
     return fresh
 
 
@@ -86,7 +90,8 @@ def _validate_state(state: TrainingState, manifest: CheckpointManifest) -> None:
             f"manifest.json has {len(manifest.tensors)} tensors for {model.num_layers} layers"
         )
     settings = None if state.weights_only else build_saved_optimizer_config(state.adjustable)
-    for name, shape in _list_tensors(list_parameter_specs(model), settings):
+    buffers = ((f"{BUFFERS}/{spec.name}", spec.shape) for spec in list_buffer_specs(model))
+    for name, shape in (*_list_tensors(list_parameter_specs(model), settings), *buffers):
         record = manifest.tensors.get(name)
         if record is None or record.shape != shape:
             found = "no tensor" if record is None else f"shape {record.shape}"

@@ -4,6 +4,8 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
+from hlat.config.batch import BatchConfig
+from hlat.config.batch_steps import count_step_tokens
 from hlat.config.config_errors import ConfigError
 from hlat.config.renamed_keys import rename_settings
 
@@ -43,9 +45,10 @@ class TrainingState:
     weights_only: bool = False
     averaged_from: list[dict[str, Any]] = field(default_factory=list)
 
-    def after_step(self, num_tokens: int) -> "TrainingState":
-        """Return the state after another step of `num_tokens` tokens."""
-        return dataclasses.replace(self, step=self.step + 1, tokens=self.tokens + num_tokens)
+    def after_step(self, batch: BatchConfig) -> "TrainingState":
+        """Return the state after another step."""
+        tokens = self.tokens + count_step_tokens(self.step, batch)
+        return dataclasses.replace(self, step=self.step + 1, tokens=tokens)
 
     def to_weights_only(self) -> "TrainingState":
         """Return the state of a checkpoint with weights only."""

@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+from hlat.config.batch_steps import count_tokens
 from hlat.config.run import Config
 from hlat.config.run_steps import compute_total_steps
 from hlat.data.data_loader import DataLoader
@@ -73,7 +74,7 @@ def load_evaluation_data(config: Config, loader: DataLoader) -> EvaluationData:
 def _compute_loop_tokens(config: Config, num_sources: int) -> int:
     """Return the held-out tokens of each source in an evaluation before the last one."""
     num_steps = config.evaluation.every_steps or compute_total_steps(config)
-    num_passes = _PASSES_PER_STEP * num_steps * config.batch.tokens_per_step
+    num_passes = _PASSES_PER_STEP * count_tokens(num_steps, config.batch)
     return max(MIN_LOOP_TOKENS, int(MAX_LOOP_SHARE * num_passes / num_sources))
 
 
@@ -102,7 +103,7 @@ def evaluate_heldout(
     if data.has_ema:
         with engine.averaged_weights():
             losses = evaluate_sources(engine, data.heldout if is_last else data.loop)
-        fields["ema"] = heldout_loss.summarize(losses)
+            fields["ema"] = _summarize(losses, engine, data, is_last)
     seconds = tracker.exclude_time(since)
     tracker.log_event("evaluate", step, **fields, seconds=seconds)
     tracker.print_message(f"step {step}: {format_evaluation(fields)}")
@@ -122,14 +123,22 @@ def _compute_fields(
 ) -> dict[str, Any]:
     """Return the fields of an `evaluate` event for the weights of the model."""
     losses = evaluate_sources(engine, data.heldout if is_last else data.loop, report_progress)
-    fields = heldout_loss.summarize(losses)
+    fields = _summarize(losses, engine, data, is_last)
     if is_last:
         fields["clusters"] = {name: one.clusters for name, one in losses.items()}
-        if any(data.heldout[name] is not text for name, text in data.loop.items()):
-            fields["loop"] = heldout_loss.summarize(evaluate_sources(engine, data.loop))
     if data.probes:
         model = InferenceModel(engine)
         fields["accuracy"] = multiple_choice_probes.compute_accuracy(model, data.probes)
+    return fields
+
+
+def _summarize(
+    losses: Mapping[str, HeldoutLoss], engine: Engine, data: EvaluationData, is_last: bool
+) -> dict[str, Any]:
+    """Return the fields of losses; at the end also those of the text of earlier evaluations."""
+    fields = heldout_loss.summarize(losses)
+    if is_last and any(data.heldout[name] is not text for name, text in data.loop.items()):
+        fields["loop"] = heldout_loss.summarize(evaluate_sources(engine, data.loop))
     return fields
 
 

@@ -18,7 +18,7 @@ from hlat.config import extensions, run_identity
 from hlat.config.config_errors import ConfigError
 from hlat.data import prompt_tokenizer
 from hlat.data.prompt_tokenizer import PromptTokenizer
-from hlat.distributed.state_shard import StateShard
+from hlat.distributed.state_shard import BUFFERS, StateShard
 from hlat.inference import model_metadata
 from hlat.inference.model_metadata import ModelMetadata
 from hlat.storage import storage_path
@@ -87,12 +87,14 @@ class ModelSource(ModelMetadata):
         if self.step is None and not checkpoint_store.is_checkpoint(self.location):
             pretrained_weights.load_pretrained(str(self.location), self.model, shards)
         else:
+            shards = [*shards]
             weights = [
                 replace(shard, name=f"{self.weights_key}/{shard.name.removeprefix('weights/')}")
                 for shard in shards
                 if shard.name.startswith("weights/")
             ]
-            checkpoint_store.load_checkpoint(self.location, weights)
+            buffers = [shard for shard in shards if shard.name.startswith(f"{BUFFERS}/")]
+            checkpoint_store.load_checkpoint(self.location, [*weights, *buffers])
 
 
 def find_model(

@@ -3,6 +3,7 @@
 import dataclasses
 import gc
 import importlib.util
+import itertools
 
 import numpy as np
 import pytest
@@ -13,17 +14,28 @@ from hlat.config.config_errors import ConfigError
 from hlat.config.resolve import resolve_config
 from hlat.data.packed_sequences import PackedSequences, compute_document_ids
 from hlat.engine.engine_factory import create_engine
-from hlat.model.decoder_spec import list_parameter_specs
+from hlat.model.decoder_spec import list_buffer_specs, list_parameter_specs
 
 ENGINES = ["native"]
+MODELS = {
+    "dense": (),
+    "experts": (
+        *("model.mlp.kind=moe", "model.mlp.moe.num_experts=4", "model.mlp.moe.balance_loss=0.01"),
+        *("model.mlp.moe.balance_scope=previous_step", "model.mlp.moe.bias_update_rate=0.001"),
+        "model.mlp.moe.intermediate_size=48",
+    ),
+}
 RATE = 1e-3
 EOS = 7
 MASKS = [(False, True), (True, False), (True, True)]
 
 
-@pytest.fixture(params=ENGINES)
+@pytest.fixture(params=itertools.product(ENGINES, MODELS), ids="-".join)
 def config(request, compose, small):
-    return resolve_config(compose(*small, "model.vocab_size=512", f"engine={request.param}"))
+    engine, model = request.param
+    return resolve_config(
+        compose(*small, "model.vocab_size=512", f"engine={engine}", *MODELS[model])
+    )
 
 
 @pytest.fixture
@@ -90,7 +102,12 @@ def test_accumulation_does_not_change_the_step(build, tokens, micro_batch_size):
         _train(build(batch={"micro_batch_size": micro_batch_size}), tokens),
         strict=True,
     ):
-        assert dataclasses.astuple(one) == pytest.approx(dataclasses.astuple(other), rel=2e-6)
+        *numbers, metrics = dataclasses.astuple(one)
+        *expected_numbers, expected = dataclasses.astuple(other)
+        assert numbers == pytest.approx(expected_numbers, rel=2e-6)
+        entropies = [row.pop("router_entropy", 0.0) for row in (metrics, expected)]
+        assert entropies[0] == pytest.approx(entropies[1], rel=1e-5)
+        assert metrics == expected
 
 
 def test_training_lowers_the_loss_of_its_batches(build, tokens):
@@ -142,11 +159,15 @@ def test_rate_zero_changes_moments_but_no_weight(build, tokens):
 def test_the_state_covers_every_canonical_parameter_and_moment_once(build, config):
     engine = build()
     names = [shard.name for shard in engine.state_shards()]
-    canonical = [parameter.name for parameter in list_parameter_specs(config.model)]
-    assert sorted(names) == sorted(
-        f"{k}/{n}" for k in ("weights", "exp_avg", "exp_avg_sq", "updates") for n in canonical
-    )
     shapes = {parameter.name: parameter.shape for parameter in list_parameter_specs(config.model)}
+    buffers = {buffer.name: buffer.shape for buffer in list_buffer_specs(config.model)}
+    assert sorted(names) == sorted(
+        [
+            *(f"{k}/{n}" for k in ("weights", "exp_avg", "exp_avg_sq", "updates") for n in shapes),
+            *(f"buffers/{name}" for name in buffers),
+        ]
+    )
+    shapes |= buffers
     for shard in engine.state_shards():
         if not shard.name.startswith("updates/"):
             assert shard.shape == shapes[shard.name.partition("/")[2]]

@@ -299,7 +299,7 @@ def test_wandb_run_has_settings_config_axes_and_alerts(tracker_of, tmp_path: Pat
         if r.metric.glob_name
     }
     assert axes == {
-        **dict.fromkeys(("train/*", "eval/*"), "tokens"),
+        **dict.fromkeys(("train/*", "eval/*", "router/*"), "tokens"),
         **dict.fromkeys(("perf/*", "data/*"), "step"),
     }
     alerts = [
@@ -391,6 +391,12 @@ def test_libraries_are_imported_only_if_configured(tracker_of) -> None:
 def test_scalar_names() -> None:
     row = {"step": 1, "tokens": 2, "loss": 1.0, "mfu": None, "phase": "base", "step_seconds": 2}
     assert extract_scalars(row) == {"train/loss": 1.0, "perf/step_seconds": 2.0}
+    router = {"router_entropy": 3.0, "router_max_violation": 0.5, "router_dropped": 0.25}
+    expected = {f"train/{key}": value for key, value in router.items()}
+    layers = {"router_violations": [0.5, None], "router_loads": [[1.5, 0.5], None]}
+    expected["router/violation/layer_0"] = 0.5
+    expected |= {"router/load/layer_0/expert_0": 1.5, "router/load/layer_0/expert_1": 0.5}
+    assert extract_scalars({"step": 1, **router, **layers}) == expected
     assert extract_event_scalars({"event": "spike", "step": 1}) == {}
     score = {
         "event": "score",

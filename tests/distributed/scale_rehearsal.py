@@ -34,13 +34,16 @@ from hlat.config.package_dirs import find_package_dir
 from hlat.config.resolve import resolve_config
 from hlat.config.run import Config
 from hlat.data.packed_sequences import PackedSequences
-from hlat.distributed.mesh_axis import MeshAxis
 from hlat.engine.native.native_engine import NativeEngine
-from hlat.engine.native.pipeline_parallel import DeviceBatch, LossFn, PipelineRunner
-from hlat.model.decoder import Decoder
+from hlat.engine.native.pipeline_parallel import (
+    DeviceBatch,
+    PipelineRunner,
+    _compute_boundary_shape,
+)
 from hlat.optim import optimizer_factory
 from hlat.optim.adamw import ADAMW
 from hlat.optim.update_rule import UpdateRule
+from hlat.precision.torch_dtypes import TORCH_DTYPES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,22 +138,15 @@ def _build_fused_rule(settings: OptimizerConfig) -> UpdateRule:
 class OneStageRunner(PipelineRunner):
     """Stages of one pipeline rank without the other ranks, one micro batch at a time."""
 
-    def __init__(
-        self, parts: dict[int, Decoder], config: Config, axis: MeshAxis, loss: LossFn
-    ) -> None:
-        with mock.patch("hlat.engine.native.pipeline_parallel._select_schedule"):
-            super().__init__(parts, config, axis, loss)
-        self._micro_batch_size = config.micro_batch_size
-
-    def backward(self, batch: DeviceBatch, scale: float) -> Tensor:
+    def backward(self, batch: DeviceBatch, micro_batch_size: int, scale: float) -> Tensor:
         total = torch.zeros(())
-        for micro in batch.split(self._micro_batch_size):
+        for micro in batch.split(micro_batch_size):
+            shape = _compute_boundary_shape(micro.tokens.shape, self._config)
+            dtype = TORCH_DTYPES[self._config.precision.compute_dtype]
             for number, part in self._model_parts.items():
                 received = None
                 if number > 0:
-                    received = torch.empty_like(
-                        self._boundary_activation, device="cpu", requires_grad=True
-                    )
+                    received = torch.empty(shape, dtype=dtype, requires_grad=True)
                 y = part(micro.tokens, micro.documents, received)
                 if number == self._last_stage:
                     y = self._loss_fn(part, y, micro.targets, scale)

@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.util
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -51,20 +52,21 @@ def _read_table() -> dict[tuple[str, str], str]:
 
 def _list_component_keys() -> list[str]:
     """Return the keys of all components, without `model.`."""
-    sections = [
-        (item.name, getattr(ModelConfig(), item.name)) for item in dataclasses.fields(ModelConfig)
-    ]
-    return [
-        f"{name}.{setting.name}"
-        for name, section in sections
-        if dataclasses.is_dataclass(section)
-        for setting in dataclasses.fields(section)
-    ]
+
+    def list_keys(section: object, path: str = "") -> Iterator[str]:
+        for item in dataclasses.fields(section):
+            value = getattr(section, item.name)
+            if dataclasses.is_dataclass(value):
+                yield from list_keys(value, f"{path}{item.name}.")
+            elif path:
+                yield f"{path}{item.name}"
+
+    return [*list_keys(ModelConfig())]
 
 
 @pytest.mark.parametrize("key", _list_component_keys())
 def test_every_key_of_a_component_is_described(key: str) -> None:
-    names = {key, key.removeprefix("attention."), key.removeprefix("rope.")}
+    names = {key.removeprefix(prefix) for prefix in ("", "attention.", "rope.", "mlp.moe.")}
     cells = re.findall(r"^\| (`.*?) \|", GENERATOR.PAGE.read_text(), re.MULTILINE)
     assert names & {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
 

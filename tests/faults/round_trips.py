@@ -41,7 +41,7 @@ class EngineWithLoader:
     def train(self) -> float:
         """Train one step and return its loss."""
         pending = self.engine.train_step(self._loader.next_batch(), RATE)
-        self.state = self.state.after_step(self._config.batch.tokens_per_step)
+        self.state = self.state.after_step(self._config.batch)
         return self.engine.read_metrics(pending).loss
 
     def save(self) -> Path:

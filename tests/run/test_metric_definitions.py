@@ -22,7 +22,7 @@ def test_rows_and_events_of_a_run_are_listed(runner_at_step_10) -> None:
     )
     for row in rows:
         assert list(row) == [
-            name for name in DEFINITIONS["metrics"] if not name.startswith("neuron")
+            name for name in DEFINITIONS["metrics"] if not name.startswith(("neuron", "router"))
         ]
     assert {"start", "ready", "evaluate", "ledger", "checkpoint", "resume", "finish"} <= {
         event["event"] for event in events

@@ -318,7 +318,8 @@ def test_another_optimizer_continues_with_the_weights(runner):
     assert done.returncode == 0, done.stderr
     assert "optimizer.name was adamw, is muon" in done.stdout
     assert (
-        "momentum_buffer of 14 parameters starts at zero, as the checkpoint has none" in done.stdout
+        "momentum_buffer of 14 parameters starts at zero, as the checkpoint has none for these settings"
+        in done.stdout
     )
     assert "exp_avg" not in done.stdout
     losses = dict(runner.losses("x"))
@@ -339,7 +340,10 @@ def test_a_moving_average_starts_as_the_weights_and_continues(runner):
     done = runner.run(*ema, "run.steps=10")
     assert done.returncode == 0, done.stderr
     assert "optimizer.ema_decay was None, is 0.9" in done.stdout
-    assert "ema of 21 parameters starts as the weights, as the checkpoint has none" in done.stdout
+    assert (
+        "ema of 21 parameters starts as the weights, as the checkpoint has none for these settings"
+        in done.stdout
+    )
     shutil.copytree(runner.folder / "runs/x", runner.folder / "runs/y")
     tensors = load_tensors(runner, "x", 10)
     assert tensors["updates/lm_head.weight"] == 10  # moments continue

@@ -77,8 +77,8 @@ class NotFinite:
     def __init__(self, runner):
         self.runner = runner
 
-    def backward(self, batch, scale):
-        return self.runner.backward(batch, scale * float("nan"))
+    def backward(self, batch, micro_batch_size, scale):
+        return self.runner.backward(batch, micro_batch_size, scale * float("nan"))
 
 
 def raise_once():

@@ -29,6 +29,7 @@ from hlat.config.model import InitCopies, ModelConfig
 from hlat.distributed.state_shard import StateShard
 from hlat.model.decoder import Decoder
 from hlat.model.decoder_spec import list_parameter_specs
+from hlat.model.mlp_spec import MoEConfig
 from tests.support.canonical_parameters import iter_canonical_views
 
 GQA = ModelConfig("gqa", 3, 64, 96, 8, 2, 128)
@@ -265,6 +266,26 @@ def test_logits_equal_transformers(tmp_path: Path, name: str) -> None:
     assert float((found - expected).norm() / expected.norm()) < 1e-5
 
 
+def test_experts_are_copies_of_the_dense_network(tmp_path: Path) -> None:
+    sharding = SHARDINGS["70B"]
+    weights = weights_of(GQA)
+    sharding.save(weights, tmp_path)
+    moe = MoEConfig(num_experts=4, intermediate_size=48)
+    model = replace(GQA, mlp=replace(GQA.mlp, kind="moe", moe=moe))
+    with pytest.raises(
+        ConfigError, match=r"it is a dense model, and this run has model\.mlp\.kind"
+    ):
+        validate_pretrained(str(tmp_path), model)
+    moe.upcycling_noise = 0.0
+    validate_pretrained(str(tmp_path), model)
+    found, prefix = values_of(read(tmp_path, model), model), "model.layers.2.mlp"
+    up, down = (weights[f"{prefix}.{name}_proj.weight"] for name in ("up", "down"))
+    assert torch.equal(found[f"{prefix}.experts.3.up_proj.weight"], up[48:].to(sharding.dtype))
+    assert torch.equal(
+        found[f"{prefix}.experts.2.down_proj.weight"], 2 * down[:, :48].to(sharding.dtype).float()
+    )
+
+
 def test_the_fingerprint_equals_that_of_a_hugging_face_directory(tmp_path: Path) -> None:
     weights = weights_of(GQA)
     Sharding(GQA, 4, 3, 2, xser=True).save(weights, tmp_path / "nxd")
@@ -281,12 +302,14 @@ def test_the_fingerprint_equals_that_of_a_hugging_face_directory(tmp_path: Path)
 
 
 def test_buffers_and_the_head_of_a_tied_model_are_skipped(tag: Path) -> None:
+    before = [load_pretrained(str(tag), model, []) for model in (GQA, TIED)]
     change_state(
         tag / "model" / FIRST,
         lambda state: state.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}),
     )
     validate_pretrained(str(tag), GQA)
     validate_pretrained(str(tag), TIED)
+    assert [load_pretrained(str(tag), model, []) for model in (GQA, TIED)] == before
 
 
 def test_the_path_may_be_a_run_a_tag_or_its_model(tag: Path) -> None:
@@ -531,9 +554,11 @@ def test_a_tensor_that_differs_from_its_info_file_is_rejected(xser_tag: Path) ->
 
 
 def test_info_files_are_optional(xser_tag: Path) -> None:
+    before = load_pretrained(str(xser_tag), GQA, [])
     for file in (xser_tag / "model").glob("*.info.pt"):
         file.unlink()
     validate_pretrained(str(xser_tag), GQA)
+    assert load_pretrained(str(xser_tag), GQA, []) == before
 
 
 def test_a_truncated_file(tag: Path) -> None:

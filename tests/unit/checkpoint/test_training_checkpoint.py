@@ -46,7 +46,8 @@ def test_matrices_of_another_optimizer_restart() -> None:
     manifest = build_manifest(build_settings("muon"))
     fresh = list_fresh_state(PARAMETERS, build_settings("normuon"), manifest)
     assert {key.name: {*names} for key, names in fresh.items()} == {
-        "second_momentum_buffer": MATRICES
+        "momentum_buffer": MATRICES,
+        "second_momentum_buffer": MATRICES,
     }
     restarted = list_restarted_parameters(PARAMETERS, build_settings("normuon"), manifest)
     assert restarted == MATRICES
@@ -57,10 +58,24 @@ def test_another_maximum_dimension_restarts_all_matrices(before, after) -> None:
     manifest = build_manifest(before)
     assert list_restarted_parameters(PARAMETERS, after, manifest) == MATRICES
     fresh = list_fresh_state(PARAMETERS, after, manifest)
-    assert {tensor.name for tensor in fresh} == (
-        {"left_gram", "left_basis", "right_gram", "right_basis"} if after is LARGE else set()
-    )
-    assert not any("q_proj" in name for names in fresh.values() for name in names)
+    bases = {"left_gram", "left_basis", "right_gram", "right_basis"}
+    assert {tensor.name for tensor in fresh} > {"exp_avg"} | (bases if after is LARGE else set())
+    assert {name for names in fresh.values() for name in names} == MATRICES
+
+
+def test_the_common_moment_of_two_optimizers_restarts_with_the_count() -> None:
+    manifest = build_manifest(build_settings("lion"))
+    settings = build_settings("adamw", ema_decay=0.9)
+    fresh = list_fresh_state(PARAMETERS, settings, manifest)
+    everything = {one.name for one in PARAMETERS}
+    assert {key.name: {*names} for key, names in fresh.items()} == {
+        "exp_avg": everything,
+        "exp_avg_sq": everything,
+        "ema": everything,
+    }
+    manifest.tensors.update({f"ema/{name}": TensorRecord("F32", (), ()) for name in everything})
+    fresh = list_fresh_state(PARAMETERS, settings, manifest)
+    assert {key.name for key in fresh} == {"exp_avg", "exp_avg_sq"}
 
 
 def test_saved_settings_of_an_optimizer_give_its_shapes() -> None:
