@@ -12,6 +12,7 @@ import argparse
 import itertools
 import json
 import sys
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from omegaconf import OmegaConf
 
+from hlat.config.batch import BatchConfig
+from hlat.config.batch_steps import count_tokens
 from hlat.config.compose import register_configs
 from hlat.config.package_dirs import find_package_dir
 from hlat.config.resolve import resolve_config
@@ -164,6 +167,16 @@ def load_design(study: str) -> StudyConfig:
         return resolve_config(compose("config", [f"+sweep={study}"])).study
 
 
+def load_batch_configs(study: str, points: Iterable[str]) -> dict[str, BatchConfig]:
+    """Return the batch sizes of each point."""
+    register_configs()
+    with initialize_config_dir(config_dir=str(find_package_dir("conf")), version_base="1.3"):
+        return {
+            point: resolve_config(compose("config", [f"+sweep={study}", *point.split(", ")])).batch
+            for point in points
+        }
+
+
 def get_metric(run: Json, metric: str) -> float:
     """Return the metric of a finished run."""
     _, _, source = metric.partition(".")
@@ -179,7 +192,7 @@ def analyze(result: Json, design: StudyConfig) -> list[Comparison]:
         diverged = [seed for seed, run in runs.items() if run.get("ended") == "diverge"]
         points[point] = PointRuns(values, frozenset(diverged))
     baseline = {
-        key: str(value).lower() if isinstance(value, bool) else value
+        key: json.dumps(value) if value is None or isinstance(value, bool) else value
         for key, value in design.baseline.items()
     }
     return analyze_study(points, replace(design, baseline=baseline))
@@ -281,33 +294,36 @@ def by_source(result: Json, points: dict[str, Json]) -> list[list[str]]:
     return lines
 
 
-def band(axes: Axes, curves: list[list[list[float]]], label: str, colour: str) -> None:
-    """Plot the mean of curves as a line and their range as a band."""
+def band(axes: Axes, curves: list[NDArray[np.float64]], label: str, colour: str) -> None:
+    """Plot the mean of curves [2, points] with equal positions as a line, their range as a band."""
     if not curves:
         return
-    steps = [step for step, _ in curves[0]]
-    values = np.array([[value for _, value in curve] for curve in curves])
-    axes.plot(steps, values.mean(0), color=colour, label=label, linewidth=1.5)
-    axes.fill_between(steps, values.min(0), values.max(0), color=colour, alpha=0.15, linewidth=0)
+    tokens, values = curves[0][0], np.array([curve[1] for curve in curves])
+    axes.plot(tokens, values.mean(0), color=colour, label=label, linewidth=1.5)
+    axes.fill_between(tokens, values.min(0), values.max(0), color=colour, alpha=0.15, linewidth=0)
+
+
+def over_tokens(curve: list[list[float]], batch: BatchConfig) -> NDArray[np.float64]:
+    """Return millions of tokens and values [2, points] of a curve over steps."""
+    return np.array([[count_tokens(int(step), batch) / 1e6, value] for step, value in curve]).T
 
 
 def draw(result: Json) -> Figure:
     """Plot the smoothed loss, and the difference in held-out bits per byte to the reference."""
     figure = Figure(figsize=(7.5, 7), layout="constrained")
     upper, lower = figure.subplots(2, 1, sharex=True)
+    batches = load_batch_configs(result["study"], result["points"])
     for colour, (point, runs) in zip(COLOURS, result["points"].items(), strict=False):
-        done = finished(runs)
-        first = finished(result["points"][reference(result, point)])
-        band(upper, [run["loss_curve"][BLOCKS // 10 :] for run in done.values()], point, colour)
-        above = [
-            [[step, bits - zero] for (step, bits), (_, zero) in zip(*pair, strict=True)]
-            for pair in (
-                (done[seed]["bits_curve"], first[seed]["bits_curve"])
-                for seed in done
-                if seed in first
-            )
-        ]
-        band(lower, above, point, colour)
+        done, other = finished(runs), reference(result, point)
+        losses = [run["loss_curve"][BLOCKS // 10 :] for run in done.values()]
+        band(upper, [over_tokens(curve, batches[point]) for curve in losses], point, colour)
+        first = finished(result["points"][other])
+        differences = []
+        for seed in (seed for seed in done if seed in first):
+            tokens, bits = over_tokens(done[seed]["bits_curve"], batches[point])
+            zero = np.interp(tokens, *over_tokens(first[seed]["bits_curve"], batches[other]))
+            differences.append(np.array([tokens, bits - zero]))
+        band(lower, differences, point, colour)
     seeds = max(len(finished(runs)) for runs in result["points"].values())
     upper.set_title(f"Training loss, mean and range over {seeds} seeds", loc="left", fontsize=11)
     upper.set_ylabel(f"nats per token, means of 1/{BLOCKS} of the run")
@@ -315,7 +331,7 @@ def draw(result: Json) -> Figure:
     title = f"Held-out text: bits per byte less those of {compared_with(result)}"
     lower.set_title(title, loc="left", fontsize=11)
     lower.set_ylabel("bits per byte, seed by seed")
-    lower.set_xlabel("step")
+    lower.set_xlabel("millions of tokens")
     return figure
 
 

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from hlat.figures.robust_range import compute_robust_range
 from hlat.study.metric_curves import (
     Curve,
+    build_average_curves,
     build_data_wait_curve,
     build_heldout_curves,
     build_metric_curve,
@@ -207,13 +208,14 @@ def build_run_panels(record: RunRecord) -> list[Panel]:
         build_metric_curve(record, "tokens_per_second"),
         build_data_wait_curve(record),
     )
+    heldout = build_heldout_curves(record) + build_average_curves(record)
     scores, limit = build_score_curves(record), _format_score_limit(record)
     panels = [
         Panel(key, title, unit, [build_metric_curve(record, key)], can_smooth=key == "loss")
         for key, title, unit in METRIC_PANELS
     ]
     panels += [
-        Panel("heldout", "Held-out text", "bits per byte", build_heldout_curves(record)),
+        Panel("heldout", "Held-out text", "bits per byte", heldout),
         Panel("scores", "Evaluation", "score", scores, note=limit),
         Panel("throughput", "Throughput", "tokens per second", [throughput], axis_includes=(0,)),
         Panel("data_wait", "Waiting for data", "% of step time", [wait], axis_includes=(0, 10)),

@@ -20,7 +20,7 @@ from hlat.plan.study_plan import (
     plan_power,
     sum_costs,
 )
-from hlat.study.earlier_runs import EarlierRuns, summarize_earlier_runs
+from hlat.study.earlier_runs import EarlierRuns, get_size, summarize_earlier_runs
 from hlat.tracking.text_format import (
     UNKNOWN,
     format_duration,
@@ -33,7 +33,11 @@ from hlat.tracking.text_format import (
 
 @dataclass(frozen=True)
 class StudyForecast:
-    """Plan of a study; `power` is None without seeds or without a known spread."""
+    """Plan of a study; `power` is None without seeds or without a known spread.
+
+    `earlier` are the runs of the size of the first point. `speeds` are the tokens per second of
+    earlier runs of each size; NaN without one.
+    """
 
     sweep: SweepAxes
     design: StudyConfig
@@ -41,6 +45,7 @@ class StudyForecast:
     skipped: list[str]
     num_comparisons: int
     earlier: EarlierRuns
+    speeds: list[float]
     power: PowerPlan | None
 
     @property
@@ -72,21 +77,24 @@ def forecast_study(overrides: Sequence[str]) -> StudyForecast:
         ConfigError: A point is invalid, and the sweep does not skip invalid points.
     """
     sweep = load_sweep_axes(overrides)
-    points = sweep.list_points()
-    configs, skipped = _compose_points(sweep, points)
+    points, configs, skipped = _compose_points(sweep)
     design = configs[0].study
-    earlier = summarize_earlier_runs(configs[0], design.metric)
-    speed = None if math.isnan(earlier.tokens_per_second) else earlier.tokens_per_second
-    costs = [compute_run_cost(config, speed) for config in configs]
+    by_size = {get_size(config): config for config in configs}
+    runs = {size: summarize_earlier_runs(each, design.metric) for size, each in by_size.items()}
+    earlier = runs[get_size(configs[0])]
+    costs = [
+        compute_run_cost(config, runs[get_size(config)].tokens_per_second) for config in configs
+    ]
     if sweep.num_trials is not None:
         costs *= sweep.num_trials
-    num_comparisons = count_comparisons(points, design)
+    num_comparisons = count_comparisons(_name_choices(points, configs), design)
     num_seeds = len(sweep.axes.get(SEED_KEY, []))
     spread = design.spread if math.isnan(earlier.spread) else earlier.spread
     power = None
     if num_seeds > 1 and num_comparisons and spread is not None and spread > 0:
         power = plan_power(design, spread, num_seeds, num_comparisons)
-    return StudyForecast(sweep, design, costs, skipped, num_comparisons, earlier, power)
+    speeds = [each.tokens_per_second for each in runs.values()]
+    return StudyForecast(sweep, design, costs, skipped, num_comparisons, earlier, speeds, power)
 
 
 def format_forecast(forecast: StudyForecast) -> list[str]:
@@ -121,22 +129,41 @@ def summarize_forecast(forecast: StudyForecast) -> dict[str, Any]:
 
 
 def _compose_points(
-    sweep: SweepAxes, points: Sequence[dict[str, str]]
-) -> tuple[list[Config], list[str]]:
-    """Return the configurations of all points, and the reasons of skipped ones."""
-    configs, problems = [], []
+    sweep: SweepAxes,
+) -> tuple[list[dict[str, str]], list[Config], list[str]]:
+    """Return the valid points, their configurations, and the reasons of skipped ones."""
+    valid, configs, problems = [], [], []
+    points = sweep.list_points()
     words = [[f"{key}={value}" for key, value in point.items()] for point in points]
     composed = compose_points([[*sweep.overrides, *each] for each in words])
-    for each, config in zip(words, composed, strict=True):
+    for point, each, config in zip(points, words, composed, strict=True):
         try:
             if isinstance(config, ConfigError):
                 raise config
             configs.append(resolve_config(config))
+            valid.append(point)
         except ConfigError as error:
             problems += [f"[{' '.join(each)}] {problem}" for problem in error.problems]
     if problems and not (sweep.prune and configs):
         raise ConfigError(*problems)
-    return configs, problems
+    return valid, configs, problems
+
+
+def _name_choices(
+    points: Sequence[dict[str, str]], configs: Sequence[Config]
+) -> list[dict[str, str]]:
+    """Return the points with the names in the configuration in place of choices of groups.
+
+    A report and a baseline have these names, such as adamw for adamw_tiny. If choices have the same
+    name, they are not replaced.
+    """
+    named = [{**point} for point in points]
+    for key in points[0]:
+        names = [getattr(getattr(config, key, None), "name", None) for config in configs]
+        if None not in names and len({*names}) == len({point[key] for point in points}):
+            for point, name in zip(named, names, strict=True):
+                point[key] = format_setting(name)
+    return named
 
 
 def _format_headline(forecast: StudyForecast) -> str:
@@ -187,14 +214,19 @@ def format_flops(value: float) -> str:
 
 
 def _format_speed_source(forecast: StudyForecast) -> str:
-    speed = forecast.earlier.tokens_per_second
-    if not math.isnan(speed):
-        return f"speed: {format_short(speed)} tokens per second, median of earlier runs"
+    known = sorted(speed for speed in forecast.speeds if not math.isnan(speed))
+    if len(known) == len(forecast.speeds):
+        low, high = format_short(known[0]), format_short(known[-1])
+        text = low if low == high else f"{low} to {high}"
+        return f"speed: {text} tokens per second, median of earlier runs"
     if forecast.total.hours is None:
         return (
             "speed: unknown; no earlier run of this size, and no constants of this hardware; "
             "train one run and plan again"
         )
+    if known:
+        num_sizes = len(forecast.speeds)
+        return f"speed: of earlier runs for {len(known)} of {num_sizes} sizes, otherwise predicted"
     return "speed: predicted"
 
 

@@ -4,12 +4,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from hlat.config.batch_steps import count_tokens
 from hlat.config.config_errors import ConfigError
 from hlat.config.run import Config
 from hlat.config.run_steps import compute_total_steps
 from hlat.config.study import StudyConfig
-from hlat.model.decoder_spec import compute_flops_per_token
 from hlat.plan import step_time
+from hlat.plan.run_cost import compute_run_flops, compute_run_seconds
 from hlat.study.power import compute_detectable_difference
 from hlat.study.sequential_test import compute_sequential_detectable_difference
 from hlat.study.study_analysis import Point, find_baselines
@@ -39,16 +40,15 @@ class PowerPlan:
     differences: dict[int, float]
 
 
-def compute_run_cost(config: Config, measured_tokens_per_second: float | None) -> RunCost:
-    """Return the cost of a run from a measured speed, or else from the predicted one."""
-    steps = compute_total_steps(config)
-    tokens = steps * config.batch.tokens_per_step
-    flops = tokens * compute_flops_per_token(config.model, config.batch.sequence_length)
-    if measured_tokens_per_second:
+def compute_run_cost(config: Config, measured_tokens_per_second: float) -> RunCost:
+    """Return the cost of a run from a measured speed, or from the predicted one instead of NaN."""
+    tokens = count_tokens(compute_total_steps(config), config.batch)
+    flops = compute_run_flops(config)
+    if measured_tokens_per_second > 0:
         hours = tokens / measured_tokens_per_second / 3600
     else:
         try:
-            hours = steps * step_time.predict_step_time(config).total / 3600
+            hours = compute_run_seconds(config, step_time.predict_step_time) / 3600
         except ConfigError:
             return RunCost(tokens, flops, None, None)
     price = config.hardware.price_usd_per_hour
@@ -102,6 +102,8 @@ def sum_costs(costs: Sequence[RunCost]) -> RunCost:
 
 def _normalize(value: object) -> str:
     """Return the same text for equal values, such as 1e-3 and 0.001."""
+    if value is None:
+        return "null"
     try:
         return f"{float(str(value)):g}"
     except ValueError:

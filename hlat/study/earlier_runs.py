@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from hlat.config.batch_steps import count_tokens
 from hlat.config.run import Config
 from hlat.config.run_identity import flatten_model
 from hlat.config.run_steps import compute_total_steps
@@ -46,7 +47,7 @@ def summarize_earlier_runs(config: Config, metric: str) -> EarlierRuns:
     for row, settings in similar:
         value = row.get(metric)
         if isinstance(value, int | float):
-            values = points.setdefault(_get_point(settings), {})
+            values = points.setdefault(_get_point(row, settings), {})
             values.setdefault(str(settings.get("run.seed")), float(value))
     spread, num_runs = estimate_difference_std(points.values())
     speeds = [
@@ -58,8 +59,16 @@ def summarize_earlier_runs(config: Config, metric: str) -> EarlierRuns:
     return EarlierRuns(spread, num_runs, median(speeds) if speeds else math.nan)
 
 
+def get_size(config: Config) -> tuple[tuple[str, object], ...]:
+    """Return tokens and sizes of the model, which are equal in runs of one size."""
+    sizes = tuple(
+        (key, value) for key, value in flatten_model(config.model).items() if _is_size(key)
+    )
+    return (("tokens", _count_tokens(config)), *sizes)
+
+
 def _has_size(row: RunRow, settings: Settings, config: Config) -> bool:
-    tokens = compute_total_steps(config) * config.batch.tokens_per_step
+    tokens = _count_tokens(config)
     model = flatten_model(config.model)
     return (
         row["state"] == "finish"
@@ -68,16 +77,24 @@ def _has_size(row: RunRow, settings: Settings, config: Config) -> bool:
     )
 
 
+def _count_tokens(config: Config) -> int:
+    return count_tokens(compute_total_steps(config), config.batch)
+
+
 def _is_size(key: str) -> bool:
     """Return True for a setting of the model that determines its number of parameters."""
     names = ("num_layers", "hidden_size", "intermediate_size", "vocab_size")
     return key.removeprefix("model.") in names
 
 
-def _get_point(settings: Settings) -> str:
+def _get_point(row: RunRow, settings: Settings) -> str:
+    """Return the settings of a point and the step of its start.
+
+    The checkpoint itself is omitted, since the trunks of two seeds differ.
+    """
     kept = [
         (key, settings[key])
         for key in sorted(settings)
         if key.partition(".")[0] not in _IGNORED_GROUPS
     ]
-    return repr(kept)
+    return repr([row.get("start_step"), *kept])

@@ -12,8 +12,10 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
-NUM_NEIGHBOURS = 2
-"""Rates on each side of the one with the lowest mean that the parabola is fitted to."""
+_WINDOW_OCTAVES = 2.0
+"""Largest distance, in log2, of a fitted rate from the one with the lowest mean."""
+_ROUNDING = 0.01
+"""Error of log2 of rates with four significant digits, and of factors such as 1.4142."""
 
 
 class OptimumStatus(Enum):
@@ -86,8 +88,9 @@ def find_lr_optimum(curve: LrCurve, confidence: float = 0.95) -> LrOptimum:
     """Return the optimum of a curve.
 
     Rates with a diverged run are excluded, because a parabola does not describe them, and seeds
-    without all other runs. The parabola is fitted to the rate with the lowest mean and up to
-    `NUM_NEIGHBOURS` on each side. If that rate is the first or the last one, there is no optimum.
+    without all other runs. The parabola is fitted to the rate with the lowest mean, both of its
+    neighbours, and all rates within two octaves. If that rate is the first or the last one, there
+    is no optimum.
     """
     stable = curve.num_diverged == 0
     rates, values = curve.rates[stable], curve.values[:, stable]
@@ -101,7 +104,8 @@ def find_lr_optimum(curve: LrCurve, confidence: float = 0.95) -> LrOptimum:
         diverges_above = bool((~stable & (curve.rates > rates[-1])).any())
         status = OptimumStatus.unstable if diverges_above else OptimumStatus.above
         return _build_missing(status, rates[-1], len(values))
-    window = slice(max(0, best - NUM_NEIGHBOURS), best + NUM_NEIGHBOURS + 1)
+    window = np.abs(np.log2(rates / rates[best])) <= _WINDOW_OCTAVES + _ROUNDING
+    window[best - 1 : best + 2] = True
     return _fit_parabola(rates[window], values[:, window], float(rates[best]), confidence)
 
 

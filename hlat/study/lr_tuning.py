@@ -72,16 +72,16 @@ def analyze_tunings(
 def analyze_transfer(tunings: Sequence[LrTuning], design: StudyConfig) -> list[Transfer]:
     """Return the movement of the optimum over the scales, for each setting of other factors.
 
-    Factors of the section of study.lr_grid.transfer_over vary with it, so they are not
-    distinguished.
+    Factors of the section of study.lr_grid.transfer_over that have one value at each scale, such as
+    the number of heads, vary with it, so they are not distinguished.
     """
     grid = design.lr_grid
     if grid.transfer_over is None or grid.factor is None:
         return []
-    section = f"{grid.transfer_over.partition('.')[0]}."
+    dependent = _find_dependent_factors(tunings, grid.transfer_over)
     series: dict[Point, list[LrTuning]] = {}
     for one in tunings:
-        others = tuple(pair for pair in one.point if not pair[0].startswith(section))
+        others = tuple(pair for pair in one.point if pair[0] not in dependent)
         series.setdefault(others, []).append(one)
     result = []
     for point, members in series.items():
@@ -96,6 +96,20 @@ def analyze_transfer(tunings: Sequence[LrTuning], design: StudyConfig) -> list[T
         )
         result.append(Transfer(point, members, movement))
     return result
+
+
+def _find_dependent_factors(tunings: Sequence[LrTuning], over: str) -> set[str]:
+    """Return the factors of the section of `over` with one value at each scale."""
+    section = f"{over.partition('.')[0]}."
+    values: dict[str, dict[float, set[str]]] = {}
+    for one in tunings:
+        for key, value in one.point:
+            values.setdefault(key, {}).setdefault(one.scale, set()).add(value)
+    return {
+        key
+        for key, by_scale in values.items()
+        if key.startswith(section) and all(len(each) == 1 for each in by_scale.values())
+    }
 
 
 def merge_grids(designs: Sequence[StudyConfig], design: StudyConfig) -> LrGridConfig:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hlat.study.run_record import Row, RunRecord, get_number, get_numbers
-from hlat.tracking.heldout_rows import get_loop_row
+from hlat.tracking.heldout_rows import get_average_row, get_loop_row
 
 MAX_POINTS_PER_CURVE, MAX_POINTS_PER_FIGURE = 6000, 12_000
 
@@ -74,6 +74,14 @@ def build_heldout_curves(record: RunRecord) -> list[Curve]:
     return sorted(curves, key=lambda curve: curve.label == "mean")
 
 
+def build_average_curves(record: RunRecord) -> list[Curve]:
+    """Return the mean over sources for the moving average of the weights; empty without one."""
+    averages = {step: get_average_row(row) for step, row in record.evaluations.items()}
+    rows = {step: record.evaluations[step] | row for step, row in averages.items() if row}
+    curves = _build_curves_by_name(record, rows, "bits_per_byte")
+    return [replace(one, label="mean, moving average") for one in curves if one.label == "mean"]
+
+
 def build_score_curves(record: RunRecord) -> list[Curve]:
     """Return the scores of evaluated checkpoints with standard errors, a curve per task.
 
@@ -120,7 +128,7 @@ def locate_rows(record: RunRecord, rows: Iterable[Row]) -> Curve:
     steps = np.array([row["step"] for row in rows], dtype=np.float64)
     tokens = np.array([get_number(row, "tokens") for row in rows])
     hours = (np.array([get_number(row, "time") for row in rows]) - record.start_time) / 3600
-    tokens = np.where(np.isnan(tokens), steps * compute_tokens_per_step(record), tokens)
+    tokens = np.where(np.isnan(tokens), interpolate_tokens(record, steps), tokens)
     missing = np.full(len(rows), np.nan)
     return Curve("", tokens, missing, steps, hours, flops_per_token=record.flops_per_token)
 
@@ -138,11 +146,19 @@ def locate_marks(record: RunRecord) -> dict[str, Curve]:
     }
 
 
-def compute_tokens_per_step(record: RunRecord) -> float:
-    """Return the tokens of an optimizer step; NaN before the first row of metrics.jsonl."""
+def interpolate_tokens(record: RunRecord, steps: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the tokens after some steps, between rows of metrics.jsonl by their mean rate.
+
+    NaN before the first row is written. After the last row, the last mean rate continues.
+    """
     if not record.metrics:
-        return float("nan")
-    return get_number(record.metrics[-1], "tokens") / max(get_number(record.metrics[-1], "step"), 1)
+        return np.full(len(steps), np.nan)
+    rows = [(get_number(row, "step"), get_number(row, "tokens")) for row in record.metrics]
+    known = np.array([(0.0, 0.0), *rows])
+    index = np.clip(np.searchsorted(known[:, 0], steps), 1, len(rows))
+    (first, start), (last, end) = known[index - 1].T, known[index].T
+    rate = (end - start) / np.maximum(last - first, 1)
+    return np.asarray(start + (steps - first) * rate, np.float64)
 
 
 def compute_max_points(num_curves: int) -> int:

@@ -12,8 +12,10 @@ from itertools import compress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from hlat.config.config_errors import ConfigError
-from hlat.study.metric_curves import compute_tokens_per_step
+from hlat.study.metric_curves import interpolate_tokens
 from hlat.study.paired_test import compute_mean_interval
 from hlat.study.run_record import RunRecord, get_number, get_numbers, is_run_dir, load_run_record
 from hlat.study.summary_tables import get_run_state
@@ -33,6 +35,7 @@ _IDENTITY_KEYS = ("run.name", "run.root")
 _DESIGN_PREFIX = "study."
 """Prefix of settings without effect on a run."""
 _RESULT_COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {
+    "Start step": ("start_step", format_count),
     "Step": ("step", format_count),
     "Final loss": ("final_loss", format_decimal),
     "Best loss": ("best_loss", format_decimal),
@@ -131,11 +134,14 @@ def find_differing_settings(trees: Sequence[Mapping[str, Any]]) -> dict[str, lis
 
 
 def _is_implied_by_preset(key: str, differing: dict[str, list[str]]) -> bool:
-    """Return True if runs with the same name of the key's group have the same value."""
-    names, values = differing.get(f"{key.partition('.')[0]}.name"), differing[key]
-    if names is None or names is values:
-        return False
-    return len({*zip(names, values, strict=True)}) == len({*names})
+    """Return True if runs with the same name of a section of the key have the same value."""
+    values, words = differing[key], key.split(".")
+    name_keys = (".".join([*words[:depth], "name"]) for depth in range(1, len(words)))
+    return any(
+        len({*zip(differing[name], values, strict=True)}) == len({*differing[name]})
+        for name in name_keys
+        if name in differing and name != key
+    )
 
 
 def build_comparison_table(records: Sequence[RunRecord]) -> tuple[list[str], list[list[str]]]:
@@ -165,11 +171,11 @@ def build_common_table(records: Sequence[RunRecord]) -> tuple[list[str], list[li
     for record, end in zip(records, ends, strict=True):
         rows_until = [row for row in record.metrics if get_number(row, "tokens") <= common]
         losses = [get_number(row, "loss") for row in rows_until]
-        per_step = compute_tokens_per_step(record)
+        positions = interpolate_tokens(record, np.array([*record.evaluations], np.float64))
         means = [
             get_number(get_numbers(get_loop_row(row), "bits_per_byte"), "mean")
-            for step, row in record.evaluations.items()
-            if step * per_step == common
+            for position, row in zip(positions, record.evaluations.values(), strict=True)
+            if math.isclose(position, common)
         ]
         loss, heldout = losses[-1] if losses else math.nan, means[-1] if means else math.nan
         rows.append([record.name, format_count(end), format_decimal(loss), format_decimal(heldout)])

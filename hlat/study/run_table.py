@@ -24,13 +24,14 @@ FILE_SUFFIXES = (".csv", ".parquet")
 """Formats of `export_runs`."""
 _COLUMNS = {
     "state": format_value,
+    "start_step": format_count,
     "step": format_count,
     "final_loss": format_decimal,
     "heldout_bits_per_byte": format_decimal,
     "median_tokens_per_second": format_count,
     "started": format_timestamp,
 }
-"""Columns of the list with their formats."""
+"""Columns of the list with their formats; start_step is omitted if no run has one."""
 _GROUP_METRICS = ("final_loss", "heldout_bits_per_byte", "median_tokens_per_second")
 _ORIGIN_COLUMNS = ("code", "changed_code", "data", "host", "state", "step")
 """Columns that a comparison of runs has beside the settings."""
@@ -75,12 +76,14 @@ def export_runs(runs: RunList, file: Path) -> None:
 def format_run_list(runs: RunList, columns: Sequence[str]) -> tuple[list[str], list[list[str]]]:
     """Return headers and rows of a list with further columns."""
     columns = resolve_columns(runs, columns)
-    headers = ["run", *_COLUMNS, *columns]
+    has_branches = any("start_step" in row for row in runs.rows)
+    shown = {key: _COLUMNS[key] for key in _COLUMNS if key != "start_step" or has_branches}
+    headers = ["run", *shown, *columns]
     rows = []
     for i, row in enumerate(runs.rows):
         cells = [
             format_cell(row[key]) if row.get(key) is not None else UNKNOWN
-            for key, format_cell in _COLUMNS.items()
+            for key, format_cell in shown.items()
         ]
         settings = runs.settings[i] if columns else {}
         cells += [format_column(row, settings, column) for column in columns]

@@ -59,6 +59,7 @@ from hlat.tracking.wandb_report import StudyReport
 SEED_KEY = "run.seed"
 _IGNORED_PREFIX = "tracking."
 """Prefix of settings that runs of several studies differ in, without effect on the metric."""
+_START_KEY = "checkpoint.start_from"
 _EVALUATED_METRICS = {"heldout_bits_per_byte": "bits_per_byte", "scores": "scores"}
 """Prefixes of metrics by source or task, and their fields in events."""
 _INTERVAL_LIMIT = 1000
@@ -134,7 +135,9 @@ def build_study_result(records: Sequence[RunRecord], num_planned: int = 0) -> St
     """
     records = drop_copies(records)
     axes = find_config_differences(records)
-    axes = {key: axes[key] for key in axes if not key.startswith(_IGNORED_PREFIX)}
+    axes = _drop_implied_start(
+        {key: axes[key] for key in axes if not key.startswith(_IGNORED_PREFIX)}
+    )
     seeds = axes.pop(SEED_KEY, None)
     design = _find_design(records, axes)
     has_design = bool(design.baseline) or design.lr_grid.factor is not None
@@ -297,6 +300,16 @@ def _format_stops(result: StudyResult) -> dict[Point, str]:
         if result.design.stop_worse and one.verdict is Verdict.worse
         if len(result.points[one.point].run_names) < num_seeds
     }
+
+
+def _drop_implied_start(axes: dict[str, list[str]]) -> dict[str, list[str]]:
+    """Return the axes without the checkpoint of the start, if the others identify each run.
+
+    Branches of several seeds start from the trunk of their seed, which is no factor.
+    """
+    others = {key: values for key, values in axes.items() if key != _START_KEY}
+    points = [*zip(*others.values(), strict=True)]
+    return others if len({*points}) == len(points) > 0 else axes
 
 
 def _find_design(records: Sequence[RunRecord], axes: dict[str, list[str]]) -> StudyConfig:

@@ -7,7 +7,7 @@ from itertools import chain
 import numpy as np
 
 from hlat.study.run_record import Row, RunRecord, get_number, get_numbers
-from hlat.tracking.heldout_rows import find_worse_sources, get_loop_row
+from hlat.tracking.heldout_rows import find_worse_sources, get_average_row, get_loop_row
 from hlat.tracking.lost_work import END_EVENTS, exclude_scores
 from hlat.tracking.text_format import (
     UNKNOWN,
@@ -82,7 +82,7 @@ def build_heldout_table(record: RunRecord) -> list[tuple[str, ...]]:
     decimals = [*loss, *bits, all_bits, errors]
     worse = find_worse_sources(first, last)
     names = sorted({*chain(*decimals)}, key=lambda name: (name == "mean", name))
-    return [
+    rows: list[tuple[str, ...]] = [
         (
             f"{name} (worse than at the start)" if name in worse else name,
             *(format_decimal(values.get(name, math.nan)) for values in decimals),
@@ -90,6 +90,17 @@ def build_heldout_table(record: RunRecord) -> list[tuple[str, ...]]:
         )
         for name in names
     ]
+    averages = [get_average_row(row) for row in (first, last)]
+    if all(averages):
+        means = [
+            get_number(get_numbers(row, key), "mean")
+            for key in ("loss", "bits_per_byte")
+            for row in averages
+        ]
+        means.append(get_number(get_numbers(last["ema"], "bits_per_byte"), "mean"))
+        unknown = (UNKNOWN,) * 3  # standard error, documents and tokens are those of the mean
+        rows.append(("mean, moving average", *map(format_decimal, means), *unknown))
+    return rows
 
 
 def build_data_table(record: RunRecord) -> list[tuple[str, ...]]:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from hlat.config.run import Config
 from hlat.config.sweep_axes import is_sweep, load_sweep_axes
 from hlat.plan.__main__ import main
 from hlat.plan.study_forecast import forecast_study, format_forecast
+from hlat.study.earlier_runs import summarize_earlier_runs
 from hlat.study.power import compute_detectable_difference
 from hlat.tracking.text_format import format_short
 
@@ -32,10 +34,10 @@ def test_axes_are_those_of_study_and_command_line() -> None:
 
 
 @pytest.fixture
-def write_runs(tmp_path: Path, compose: Callable[..., object]) -> Callable[[], Config]:
+def write_runs(tmp_path: Path, compose: Callable[..., object]) -> Callable[..., Config]:
     """Return a function that writes runs of two points of the default size, and of another."""
 
-    def write() -> Config:
+    def write(hardware: str = "cpu") -> Config:
         config = resolve_config(compose("run.steps=5"))
         values = {"a": [2.0, 2.1, 2.3], "b": [2.1, 2.15, 2.45], "other": [1.0, 5.0, 9.0]}
         for name, bits in values.items():
@@ -44,7 +46,7 @@ def write_runs(tmp_path: Path, compose: Callable[..., object]) -> Callable[[], C
                 settings = {
                     "run": {"seed": seed},
                     "optimizer": {"lr": name},
-                    "hardware": {"name": "cpu"},
+                    "hardware": {"name": hardware},
                     "model": {"num_layers": layers},
                 }
                 run_dir = tmp_path / f"runs/{name}{seed}"
@@ -58,9 +60,8 @@ def write_runs(tmp_path: Path, compose: Callable[..., object]) -> Callable[[], C
                 ]
                 lines = "".join(json.dumps(event) + "\n" for event in events)
                 (run_dir / "config.yaml").write_text(json.dumps(settings))
-                (run_dir / "metrics.jsonl").write_text(
-                    json.dumps(row | {"tokens_per_second": 50.0}) + "\n"
-                )
+                speed = {"tokens_per_second": 25.0 if name == "other" else 50.0}
+                (run_dir / "metrics.jsonl").write_text(json.dumps(row | speed) + "\n")
                 (run_dir / "events.jsonl").write_text(lines)
         return config
 
@@ -69,7 +70,7 @@ def write_runs(tmp_path: Path, compose: Callable[..., object]) -> Callable[[], C
 
 def test_a_plan_states_runs_cost_power_and_budget(
     tmp_path: Path,
-    write_runs: Callable[[], Config],
+    write_runs: Callable[..., Config],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -93,7 +94,56 @@ def test_a_plan_states_runs_cost_power_and_budget(
     assert f"2 seeds detect with 80% power: {detectable:.2g}" in text
 
 
+@pytest.mark.parametrize(
+    ("hardware", "name", "layers", "expected"),
+    [
+        ("cpu", "cpu", "4,99", "speed: 25 to 50 tokens per second, median of earlier runs"),
+        (
+            "a100_p4d",
+            "p4d.24xlarge",
+            "4,98",
+            "speed: of earlier runs for 1 of 2 sizes, otherwise predicted",
+        ),
+    ],
+)
+def test_a_plan_over_sizes_has_the_speed_of_each(
+    write_runs: Callable[..., Config],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    hardware: str,
+    name: str,
+    layers: str,
+    expected: str,
+) -> None:
+    write_runs(name)
+    monkeypatch.chdir(tmp_path)
+    words = ["run.steps=5", f"hardware={hardware}", f"model.num_layers={layers}"]
+    assert expected in format_forecast(forecast_study(words))
+
+
+@pytest.mark.slow  # 10 s: composes 35 configurations
+def test_a_baseline_has_the_name_of_a_preset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert forecast_study(["+sweep=optimizers"]).num_comparisons == 6
+
+
 @pytest.mark.slow  # 3 s: composes five configurations
+def test_branches_from_other_steps_are_other_points(
+    tmp_path: Path, write_runs: Callable[[], Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, metric = write_runs(), "heldout_bits_per_byte"
+    monkeypatch.chdir(tmp_path)
+    assert summarize_earlier_runs(config, metric).num_runs == 6
+    start = {"event": "resume", "step": 2, "attempt": 1, "time": 0.0}
+    for run_dir in (tmp_path / "runs").glob("a*"):
+        branch = shutil.copytree(run_dir, run_dir.with_name(f"branch_{run_dir.name}"))
+        events = (branch / "events.jsonl").read_text()
+        (branch / "events.jsonl").write_text(f"{json.dumps(start)}\n{events}")
+    assert summarize_earlier_runs(config, metric).num_runs == 9
+
+
 def test_plans_of_a_search_and_of_an_invalid_point(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

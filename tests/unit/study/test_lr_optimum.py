@@ -77,6 +77,16 @@ def test_only_the_neighbours_of_the_lowest_mean_are_fitted():
     assert optimum.rate == pytest.approx(1.1e-3, rel=1e-9)
 
 
+@pytest.mark.parametrize(("factor", "num_fitted"), [(2**0.5, 9), (2, 5), (3, 3), (10, 3)])
+def test_the_fitted_rates_are_within_a_factor_of_4_or_neighbours(factor, num_fitted):
+    rates = np.array([float(f"{2e-3 * factor**n:.4g}") for n in range(-6, 7)])
+    values = np.atleast_2d(2 + 0.02 * np.log2(rates / 2.1e-3) ** 2)
+    optimum = find_lr_optimum(LrCurve(rates, values, np.zeros(len(rates), np.int64)))
+    first = 6 - num_fitted // 2
+    assert optimum.fitted == pytest.approx(rates[first : first + num_fitted])
+    assert optimum.rate == pytest.approx(2.1e-3, rel=1e-9)
+
+
 @pytest.mark.parametrize(
     ("best", "status"), [(1e-5, OptimumStatus.below), (1.0, OptimumStatus.above)]
 )

@@ -30,22 +30,32 @@ def write_grid(write_run: Callable[..., Path]) -> Write:
         grid: object = GRID,
         diverges_at: float = 1.0,
         seeds: tuple[int, ...] = (1, 2),
+        parametrization: str = "standard",
     ) -> None:
         for seed in seeds:
             for rate in RATES:
                 write_run(
-                    f"w{width}_s{seed}_lr{rate}",
+                    f"{parametrization}_w{width}_s{seed}_lr{rate}",
                     lr=rate,
                     seed=seed,
                     bits=2 + 0.1 * seed + 0.02 * math.log2(rate / best) ** 2,
                     end="diverge" if rate >= diverges_at else "finish",
                     settings={
                         "study": {"question": "Which rate?", "lr_grid": grid},
-                        "model": {"name": f"width_{width}", "hidden_size": width},
+                        "model": _build_model(width, parametrization),
                     },
                 )
 
     return write
+
+
+def _build_model(width: int, parametrization: str = "standard") -> dict[str, object]:
+    base_width = None if parametrization == "standard" else 64
+    return {
+        "name": f"width_{width}",
+        "hidden_size": width,
+        "parametrization": {"name": parametrization, "base_width": base_width},
+    }
 
 
 def _load(tmp_path: Path) -> StudyResult:
@@ -90,9 +100,9 @@ def test_an_extended_grid_is_extended_from_its_new_edge(
 ) -> None:
     write_grid(best=0.001)
     study = {"lr_grid": GRID | {"below": 4}}
-    model = {"name": "width_64", "hidden_size": 64}
-    write_run("more", lr=0.0125, bits=1.9, settings={"study": study, "model": model})
-    write_run("more2", lr=0.0125, seed=2, bits=1.9, settings={"study": study, "model": model})
+    settings = {"study": study, "model": _build_model(64)}
+    write_run("more", lr=0.0125, bits=1.9, settings=settings)
+    write_run("more2", lr=0.0125, seed=2, bits=1.9, settings=settings)
     (verdict,) = _load(tmp_path).verdicts
     assert verdict.endswith("repeat the command with study.lr_grid.below=6")
 
@@ -117,6 +127,19 @@ def test_the_movement_over_a_size_is_stated(tmp_path: Path, write_grid: Write) -
     (figure,) = build_tuning_figures(result)
     lines = figure.draw().axes[0].get_lines()
     assert "model.hidden_size=128" in {line.get_label() for line in lines}
+
+
+def test_the_movement_is_stated_for_each_parametrization(tmp_path: Path, write_grid: Write) -> None:
+    grid = GRID | {"transfer_over": "model.hidden_size"}
+    for width, best in ((64, 0.2), (128, 0.1)):
+        write_grid(best=best, width=width, grid=grid)
+        write_grid(best=0.1, width=width, grid=grid, parametrization="mup")
+    result = _load(tmp_path)
+    assert [line.partition(" grid steps")[0] for line in result.verdicts[:2]] == [
+        "model.parametrization=mup: the best optimizer.lr moves by +0.00",
+        "model.parametrization=standard: the best optimizer.lr moves by -3.00",
+    ]
+    assert [len(one.tunings) for one in result.transfers] == [2, 2]
 
 
 def test_a_study_without_a_grid_has_comparisons(tmp_path: Path, write_grid: Write) -> None:

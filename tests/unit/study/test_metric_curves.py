@@ -8,6 +8,7 @@ from hlat.report.run_header import build_run_facts
 from hlat.study.metric_curves import (
     MAX_POINTS_PER_CURVE,
     Curve,
+    build_average_curves,
     build_data_wait_curve,
     build_heldout_curves,
     build_metric_curve,
@@ -83,6 +84,23 @@ def test_evaluations_are_at_their_tokens_and_the_last_of_a_step_counts() -> None
     assert curves["a"].values.tolist() == [4, 3, 2]
     assert curves["mean"].values.tolist() == [4.5]
     assert locate_marks(record)["resumed"].tokens.tolist() == [30]
+
+
+def test_the_curve_of_the_moving_average_has_the_text_of_earlier_evaluations() -> None:
+    averages = [
+        {"bits_per_byte": {"a": 4.0, "mean": 4.0}},
+        {"bits_per_byte": {"mean": 9.0}, "loop": {"bits_per_byte": {"a": 2.0, "mean": 2.0}}},
+    ]
+    events: list[dict[str, object]] = [
+        {"event": "evaluate", "step": step, "bits_per_byte": {"a": 5.0}, "ema": ema}
+        for step, ema in zip((0, 3), averages, strict=True)
+    ]
+    (curve,) = build_average_curves(make_record([{"step": 3, "tokens": 30}], events))
+    assert curve.label == "mean, moving average"
+    assert curve.values.tolist() == [4, 2]
+    assert curve.tokens.tolist() == [0, 30]
+    del events[0]["ema"], events[1]["ema"]
+    assert build_average_curves(make_record([{"step": 3, "tokens": 30}], events)) == []
 
 
 def test_a_change_of_settings_is_marked() -> None:

@@ -112,6 +112,19 @@ def test_settings_of_a_preset_are_represented_by_its_name(tmp_path: Path) -> Non
     }
 
 
+def test_settings_of_a_nested_preset_are_represented_by_its_name(tmp_path: Path) -> None:
+    for number, (model, rules, base) in enumerate((("a", "x", 1), ("a", "y", 2), ("b", "y", 2))):
+        _write_run(tmp_path / str(number), 0.1, 1.0)
+        more = f"model: {{name: {model}, rules: {{name: {rules}, base: {base}}}}}\n"
+        with (tmp_path / str(number) / "config.yaml").open("a") as file:
+            file.write(more)
+    records = run_comparison.load_run_records([tmp_path])
+    assert run_comparison.find_config_differences(records) == {
+        "model.name": ["a", "a", "b"],
+        "model.rules.name": ["x", "y", "y"],
+    }
+
+
 def test_lists_and_missing_keys_compare(tmp_path: Path) -> None:
     _write_run(tmp_path / "a", 0.1, 1.0, tags="[x, y]")
     _write_run(tmp_path / "b", 0.1, 1.0)

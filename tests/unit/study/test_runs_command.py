@@ -11,6 +11,7 @@ from scipy import stats
 from hlat.config.config_errors import ConfigError
 from hlat.study.__main__ import main
 from hlat.study.index_file import load_run_list
+from hlat.study.run_comparison import build_comparison_table, load_run_records
 from hlat.study.run_filter import filter_runs
 
 Run = Callable[..., Path]
@@ -64,6 +65,25 @@ def test_invalid_filters_are_errors(root: Path, expression: str, message: str) -
     with pytest.raises(ConfigError) as caught:
         filter_runs(load_run_list(root), expression)
     assert message in str(caught.value)
+
+
+def test_branches_show_the_step_of_their_start(
+    root: Path, write_run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(root)]) == 0
+    assert "start_step" not in capsys.readouterr().out
+    branch = write_run("branch", end=None)
+    events = (branch / "events.jsonl").read_text()
+    (branch / "events.jsonl").write_text(
+        events.replace('"event": "start", "step": 0', '"event": "resume", "step": 3')
+    )
+    assert main([str(root)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split()[:4] == ["run", "state", "start_step", "step"]
+    assert lines[1].split()[-7:-5] == ["3", "5"]
+    assert lines[2].split()[:4] == ["high-1", "finish", "n/a", "5"]
+    headers, rows = build_comparison_table(load_run_records([branch, root / "high-1"]))
+    assert [row[headers.index("Start step")] for row in rows] == ["3", "n/a"]
 
 
 def test_the_list_has_columns_and_a_count(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -163,6 +163,32 @@ def test_points_are_paired_by_seed_and_diverged_runs_are_counted(
     assert "diverged with 1 seed, the baseline with 0" in row[-1]
 
 
+def set_start(run_dir: Path, start: str) -> None:
+    path = run_dir / "config.yaml"
+    config = json.loads(path.read_text()) | {"checkpoint": {"start_from": start}}
+    path.write_text(json.dumps(config))
+
+
+def test_the_trunk_of_a_seed_is_no_factor(tmp_path: Path, write_run: WriteRun) -> None:
+    for seed, precision in itertools.product((1, 2, 3), "xy"):
+        name = f"{precision}{seed}"
+        write_run(name, precision, seed, 2.0 if precision == "x" else 1.0)
+        set_start(tmp_path / name, f"trunk_{seed}")
+    result = _load(tmp_path)
+    assert [*result.points] == [(("precision.name", "x"),), (("precision.name", "y"),)]
+    (comparison,) = result.comparisons
+    assert comparison.difference.num_pairs == 3
+
+
+def test_the_start_is_a_factor_if_it_alone_differs(tmp_path: Path, write_run: WriteRun) -> None:
+    for seed, start in itertools.product((1, 2, 3), "ab"):
+        name = f"{start}{seed}"
+        write_run(name, "x", seed, 2.0 if start == "a" else 1.0)
+        set_start(tmp_path / name, start)
+    result = _load(tmp_path)
+    assert {point[0][0] for point in result.points} == {"checkpoint.start_from"}
+
+
 def test_a_shared_run_does_not_decide_the_design(tmp_path: Path, write_run: WriteRun) -> None:
     """Use baseline runs of another study, with other factors."""
     for seed in (1, 2):

@@ -1,0 +1,109 @@
+"""Record the runs of a study: values, tables and figures of `hlat report`.
+
+Usage: python benchmarks/sweeps/record_study.py NAME --runs runs/STUDY
+       (writes NAME.json, NAME.md and NAME_1.svg, NAME_2.svg, ...)
+
+The directory has the runs of this study only. The tables are those of points and effects, and of
+the optima of a grid of learning rates.
+"""
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from matplotlib import rc_context
+from omegaconf import OmegaConf
+
+from hlat.report.study_figures import build_study_figures
+from hlat.report.tuning_figures import build_tuning_figures
+from hlat.study.lr_tuning import build_tuning_table, summarize_tunings
+from hlat.study.run_comparison import load_run_records
+from hlat.study.run_record import RunRecord
+from hlat.study.study_result import (
+    StudyResult,
+    build_effect_table,
+    build_point_table,
+    build_study_result,
+)
+from hlat.tracking.text_format import format_markdown_table
+
+HERE = Path(__file__).resolve().parent
+_MACHINE_KEYS = ("python", "platform", "device", "git_revision")
+
+
+def list_values(result: StudyResult) -> list[dict[str, Any]]:
+    """Return the settings and the metric of each point by seed."""
+    return [
+        {
+            "point": dict(point),
+            "values": one.runs.values,
+            "diverged": sorted(one.runs.diverged),
+        }
+        for point, one in result.points.items()
+    ]
+
+
+def list_machines(records: list[RunRecord]) -> list[dict[str, Any]]:
+    """Return the distinct machines and revisions of the runs."""
+    machines: list[dict[str, Any]] = []
+    for record in records:
+        machine = {key: record.provenance[key] for key in _MACHINE_KEYS}
+        machine["torch"] = record.provenance["packages"]["torch"]
+        if machine not in machines:
+            machines.append(machine)
+    return machines
+
+
+def set_baseline(record: RunRecord, baseline: str) -> RunRecord:
+    """Return the record with another study.baseline, in YAML."""
+    config = OmegaConf.create(record.config)
+    config.study.baseline = OmegaConf.create(baseline)
+    return replace(record, config=OmegaConf.to_yaml(config))
+
+
+def format_tables(result: StudyResult) -> str:
+    """Return the tables and the verdicts in Markdown."""
+    if result.tunings:
+        tables = [build_tuning_table(result.tunings)]
+    else:
+        tables = [build_point_table(result), build_effect_table(result)]
+    parts = ["\n".join(format_markdown_table(*table)) for table in tables]
+    parts.append("\n".join(f"* {verdict}" for verdict in result.verdicts))
+    return "\n\n".join(parts) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("study")
+    parser.add_argument("--runs", type=Path, required=True, help="directory of the runs")
+    parser.add_argument("--baseline", help="study.baseline, if not that of the runs")
+    parser.add_argument("--output", type=Path, default=HERE)
+    arguments = parser.parse_args()
+    records = load_run_records([arguments.runs])
+    if arguments.baseline is not None:
+        records = [set_baseline(record, arguments.baseline) for record in records]
+    result = build_study_result(records)
+    if result is None:
+        parser.error(f"{arguments.runs} contains no runs of a study")
+    recorded = arguments.output / f"{arguments.study}.json"
+    content = {
+        "study": arguments.study,
+        "machines": list_machines(records),
+        "points": list_values(result),
+        **summarize_tunings(result.tunings, result.transfers),
+    }
+    recorded.write_text(json.dumps(content) + "\n")
+    text = format_tables(result)
+    recorded.with_suffix(".md").write_text(text)
+    figures = build_tuning_figures(result) if result.tunings else build_study_figures(result)
+    for number, figure in enumerate(figures, start=1):
+        with rc_context({"svg.fonttype": "none", "svg.hashsalt": "hlat"}):
+            file = recorded.with_name(f"{arguments.study}_{number}.svg")
+            figure.draw().savefig(file, metadata={"Date": None})
+    print(text, end="")
+
+
+if __name__ == "__main__":
+    main()
