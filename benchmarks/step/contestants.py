@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hlat.config.compose import compose_config
+from hlat.config.config_errors import ConfigError
 from hlat.config.resolve import resolve_config
 from hlat.config.run import Config
 
@@ -31,11 +32,19 @@ LARGE_3B = [
     "num_attention_heads=24",
     "num_key_value_heads=8",
 ]
+MOE = ["num_layers=8", "hidden_size=256", "mlp.moe.intermediate_size=192", "vocab_size=8192"]
 SHAPES = {
     "tiny": ["model=tiny"],
     "small": [
         "model=tiny",
         *(f"model.{setting}" for setting in SMALL),
+        "batch.global_batch_size=4",
+        "batch.micro_batch_size=4",
+        "batch.sequence_length=512",
+    ],
+    "moe": [
+        "model=qwen3_moe_tiny",
+        *(f"model.{setting}" for setting in MOE),
         "batch.global_batch_size=4",
         "batch.micro_batch_size=4",
         "batch.sequence_length=512",
@@ -84,11 +93,12 @@ class Settings:
 
     @property
     def overrides(self) -> list[str]:
-        """Overrides of the run's configuration."""
+        """Overrides of the run's configuration; modules of peers read `compiled` instead."""
+        is_compiled = self.compiled and self.module == "ours"
         return [
             *SHAPES.get(self.shape, [f"model={self.shape}"]),
             f"precision={self.options.get('precision', self.recipe)}",
-            f"compiler={'inductor' if self.compiled else 'none'}",
+            f"compiler={'inductor' if is_compiled else 'none'}",
             f"engine.device={self.device}",
             f"engine.deterministic={str(self.options.get('deterministic', True)).lower()}",
             "parallelism=single",
@@ -138,19 +148,32 @@ CONTESTANTS: dict[str, tuple[str, dict[str, Any]]] = {
 FAMILIES = {
     "light": {"llama", "mistral", "qwen2", "qwen3", "olmo2", "gemma2", "gemma3"},
     "plain_model": {"llama"},
-    "titan": {"llama", "qwen3"},
+    "titan": {"llama", "qwen3", "qwen3_moe"},
 }
 """Supported model families by module; the other modules support all."""
+OTHER_MATHEMATICS = {("titan", "qwen3_moe", "fp32")}
+"""Module, family and recipe of other mathematics: torchtitan's experts always compute in bf16."""
 
 
-def list_contestants(shape: str) -> list[str]:
-    """Return the names of the contestants that support the model family of a shape."""
+def list_contestants(shape: str, recipe: str) -> list[str]:
+    """Return the names of the contestants that support the model of a shape in a recipe."""
     family = make_settings("ours", shape, "fp32", "cpu").config.model.family
     return [
         name
         for name, (module, _) in CONTESTANTS.items()
-        if module not in FAMILIES or family in FAMILIES[module]
+        if family in FAMILIES.get(module, {family})
+        and (module, family, recipe) not in OTHER_MATHEMATICS
+        and is_valid(name, shape)
     ]
+
+
+def is_valid(name: str, shape: str) -> bool:
+    """Return True if hlat can compose the configuration: it refuses to compile some models."""
+    try:
+        make_settings(name, shape, "fp32", "cpu").config  # noqa: B018  evaluated once
+    except ConfigError:
+        return False
+    return True
 
 
 def make_settings(name: str, shape: str, recipe: str, device: str) -> Settings:

@@ -28,7 +28,8 @@ def open_trainer(settings: Settings) -> PlainLoop:
     model_class = getattr(transformers, keys["architectures"][0])
     with torch.device(settings.device):
         model = model_class(hf_config).to(weights_dtype(settings))
-    missing, unexpected = model.load_state_dict(load_initial_weights(settings), strict=False)
+    weights = stack_experts(load_initial_weights(settings), config.model.mlp.moe.num_experts)
+    missing, unexpected = model.load_state_dict(weights, strict=False)
     assert set(missing) <= {"lm_head.weight"}, f"{missing}"
     assert not unexpected, f"{unexpected}"
     call = torch.compile(model) if settings.compiled else model
@@ -37,3 +38,16 @@ def open_trainer(settings: Settings) -> PlainLoop:
         return call(input_ids=tokens, labels=tokens).loss
 
     return PlainLoop(settings, model, compute_loss)
+
+
+def stack_experts(weights: dict[str, Tensor], num_experts: int) -> dict[str, Tensor]:
+    """Return the weights with one tensor for the experts of a layer, as transformers has them."""
+    stacked = {name: value for name, value in weights.items() if ".experts." not in name}
+    for prefix in {name.partition("experts.")[0] for name in weights if ".experts." in name}:
+        gate, up, down = (
+            torch.stack([weights[f"{prefix}experts.{i}.{kind}.weight"] for i in range(num_experts)])
+            for kind in ("gate_proj", "up_proj", "down_proj")
+        )
+        stacked[f"{prefix}experts.gate_up_proj"] = torch.cat([gate, up], dim=1)
+        stacked[f"{prefix}experts.down_proj"] = down
+    return stacked

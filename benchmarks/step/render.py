@@ -117,11 +117,27 @@ def render_optimizer_step(result: Json) -> str:
     return "\n\n".join([title, table(header, rows), machine(result)])
 
 
+def render_experts(result: Json) -> str:
+    """Return the table of grouped matmuls relative to experts in turn."""
+    header = ["rows per expert", "in turn, ms", "grouped, relative"]
+    rows = [
+        [
+            f"{row['rows_per_expert']:,}",
+            f"{row['in_turn_seconds'] * 1e3:.1f}",
+            format_spread(row["ratio"], ".2f"),
+        ]
+        for row in result["rows"]
+    ]
+    return "\n\n".join([table(header, rows), machine(result)])
+
+
 TABLES: dict[str, tuple[str, Callable[[Json], str]]] = {
     "step": ("result.json", render_step),
+    "moe": ("moe.json", render_step),
     "update": ("update.json", render_update),
     "optimizer update": ("optimizer_update.json", render_optimizer_update),
     "optimizer step": ("optimizer_step.json", render_optimizer_step),
+    "experts": ("experts.json", render_experts),
 }
 
 

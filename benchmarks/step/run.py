@@ -188,7 +188,7 @@ def main() -> None:
         for shape, recipe in itertools.product(shapes, arguments.recipes):
             names = [
                 name
-                for name in list_contestants(shape)
+                for name in list_contestants(shape, recipe)
                 if (name in only if arguments.exact else any(part in name for part in only))
             ]
             entries = [(name, shape, recipe, arguments.device) for name in [MATMUL, *names]]

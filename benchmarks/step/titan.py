@@ -1,11 +1,13 @@
-"""torchtitan's Llama 3 and Qwen3 of its last release, 0.3.0, with the chunked loss of its recipes.
+"""torchtitan's Llama 3, Qwen3 and Qwen3-MoE of its last release, 0.3.0, with its chunked loss.
 
 Attention is its ScaledDotProductAttention for sequences without document boundaries; its other
 implementations need a GPU or document masks. Blocks and loss are compiled as in its
-parallelize_llama.
+parallelize_llama. Experts are its GroupedExperts, which compute in bf16 in every recipe, without
+the bias that balances them.
 """
 
 import sys
+from collections.abc import Callable
 from os import environ
 from typing import Any
 
@@ -25,12 +27,13 @@ from torchtitan.models.common.decoder import Decoder
 from torchtitan.models.llama3.state_dict_adapter import Llama3StateDictAdapter
 from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
 
+from hlat.model.moe_spec import get_expert_size
+
 
 def open_trainer(settings: Settings) -> PlainLoop:
     """Build the modules of the family in this shape."""
-    family = settings.config.model.family
-    config = make_qwen3(settings) if family == "qwen3" else make_llama3(settings)
-    adapter = Qwen3StateDictAdapter if family == "qwen3" else Llama3StateDictAdapter
+    make_config, adapter = FAMILIES[settings.config.model.family]
+    config = make_config(settings)
     titan = config.build()
     titan.to(settings.device)
     titan.init_states()
@@ -83,8 +86,28 @@ def make_qwen3(settings: Settings) -> Decoder.Config:
         rope=CosSinRoPE.Config(**make_rope(settings)),
         attn_backend="varlen",
     )
+    return make_decoder(settings, qwen3.Qwen3Model, layers)
+
+
+def make_qwen3_moe(settings: Settings) -> Decoder.Config:
+    """Return the configuration of torchtitan's presets of Qwen3-MoE in this shape."""
+    model, moe = settings.config.model, settings.config.model.mlp.moe
+    layers = qwen3._build_qwen3_moe_layers(
+        n_layers=model.num_layers,
+        dim=model.hidden_size,
+        n_heads=model.num_attention_heads,
+        n_kv_heads=model.num_key_value_heads,
+        head_dim=model.head_dim,
+        moe_hidden_dim=get_expert_size(model),
+        num_experts=moe.num_experts,
+        top_k=moe.experts_per_token,
+        rope=CosSinRoPE.Config(**make_rope(settings)),
+        attn_backend="varlen",
+        moe_comm_backend="standard",
+    )
     for layer in layers:
-        layer.attention.qk_norm.eps = model.rms_norm_eps
+        layer.moe.load_balance_coeff = None
+        layer.moe.router.route_norm = moe.normalize_top_k
     return make_decoder(settings, qwen3.Qwen3Model, layers)
 
 
@@ -103,8 +126,9 @@ def make_decoder(settings: Settings, model_class: Any, layers: list[Any]) -> Dec
     model = settings.config.model
     for layer in layers:
         layer.attention.inner_attention = ScaledDotProductAttention.Config()
-        for norm in (layer.attention_norm, layer.ffn_norm):
-            norm.eps = model.rms_norm_eps
+        for norm in (layer.attention_norm, layer.ffn_norm, layer.attention.qk_norm):
+            if norm is not None:
+                norm.eps = model.rms_norm_eps
     return model_class.Config(
         dim=model.hidden_size,
         vocab_size=model.vocab_size,
@@ -126,3 +150,11 @@ def make_decoder(settings: Settings, model_class: Any, layers: list[Any]) -> Dec
         ),
         layers=layers,
     )
+
+
+FAMILIES: dict[str, tuple[Callable[[Settings], Decoder.Config], type]] = {
+    "llama": (make_llama3, Llama3StateDictAdapter),
+    "qwen3": (make_qwen3, Qwen3StateDictAdapter),
+    "qwen3_moe": (make_qwen3_moe, Qwen3StateDictAdapter),
+}
+"""Configuration and converter of weights by family."""
