@@ -18,8 +18,11 @@ from hlat.config.precision import Dtype, RoundingMode
 from hlat.config.run import Config
 from hlat.doctor import reference_model, tolerances
 from hlat.doctor.check_result import CheckResult, FaultLocation, build_result, skip_check
-from hlat.doctor.engine_harness import (
-    EngineHarness,
+from hlat.doctor.engine_harness import EngineHarness
+from hlat.doctor.extension_reference import is_extended
+from hlat.doctor.gradient_errors import compute_relative_errors
+from hlat.doctor.rounding_statistics import compute_spacing
+from hlat.doctor.sampled_inputs import (
     FullTensors,
     build_masks,
     bypass_layers,
@@ -28,9 +31,6 @@ from hlat.doctor.engine_harness import (
     sample_documents,
     sample_weights,
 )
-from hlat.doctor.extension_reference import is_extended
-from hlat.doctor.gradient_errors import compute_relative_errors
-from hlat.doctor.rounding_statistics import compute_spacing
 from hlat.model.mlp_spec import BalanceScope
 from hlat.recovery.preflight_checks import format_first
 

@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 
 from hlat.doctor import reference_model
 from hlat.doctor.check_result import CheckResult, FaultLocation, build_result, skip_check
-from hlat.doctor.engine_harness import EngineHarness, sample_batch, sample_weights
+from hlat.doctor.engine_harness import EngineHarness
 from hlat.doctor.extension_reference import list_extended_sections
+from hlat.doctor.sampled_inputs import sample_batch, sample_weights
 from hlat.recovery.preflight_checks import format_first
 
 _STEP = 1e-5

@@ -18,7 +18,8 @@ from hlat.config.model import ModelConfig
 from hlat.config.run import Config
 from hlat.doctor import reference_model, tolerances
 from hlat.doctor.check_result import CheckResult, FaultLocation, build_result
-from hlat.doctor.engine_harness import EngineHarness, FullTensors, sample_batch, sample_weights
+from hlat.doctor.engine_harness import EngineHarness
+from hlat.doctor.sampled_inputs import FullTensors, sample_batch, sample_weights
 from hlat.model.decoder_spec import list_parameter_specs
 from hlat.model.parameter_spec import ParameterRole
 from hlat.recovery.preflight_checks import format_first

@@ -12,8 +12,9 @@ from hlat.doctor.check_result import (
     build_result,
     format_parallel_axes,
 )
-from hlat.doctor.engine_harness import EngineHarness, StateTensors, sample_batch
+from hlat.doctor.engine_harness import EngineHarness
 from hlat.doctor.reduced_config import to_single_process
+from hlat.doctor.sampled_inputs import StateTensors, sample_batch
 from hlat.recovery.preflight_checks import format_first
 
 _LEARNING_RATE = 2.0**-7

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from hlat.config.run import Config
 from hlat.doctor import tolerances
 from hlat.doctor.check_result import CheckResult, FaultLocation, build_result, skip_check
-from hlat.doctor.engine_harness import FullTensors, compute_clip_factor
+from hlat.doctor.engine_harness import compute_clip_factor
 from hlat.doctor.gradient_errors import ExactGradients, compute_relative_errors, get_weight_name
+from hlat.doctor.sampled_inputs import FullTensors
 from hlat.engine.interface import StepMetrics
 from hlat.model.parameter_spec import ParameterRole
 from hlat.optim.optimizer_spec import get_optimizer_spec

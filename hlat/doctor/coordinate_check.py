@@ -22,9 +22,10 @@ from hlat.config.precision import Dtype, PrecisionConfig
 from hlat.config.run import Config
 from hlat.data.packed_sequences import PackedSequences
 from hlat.doctor.check_result import CheckResult, FaultLocation, build_result
-from hlat.doctor.engine_harness import EngineHarness, sample_batch, sample_documents
+from hlat.doctor.engine_harness import EngineHarness
 from hlat.doctor.parametrization_probe import EPS, find_faults
 from hlat.doctor.reduced_config import to_single_process
+from hlat.doctor.sampled_inputs import sample_batch, sample_documents
 from hlat.engine.native.model_metrics import Record
 from hlat.figures.size_figure import build_size_figure
 from hlat.model.decoder import Decoder, DecoderLayer

@@ -10,8 +10,8 @@ from hlat.config.config_errors import ConfigError
 from hlat.config.run import Config
 from hlat.doctor import reference_model, tolerances
 from hlat.doctor.check_result import CheckResult, FaultLocation, build_result, skip_check
-from hlat.doctor.engine_harness import (
-    EngineHarness,
+from hlat.doctor.engine_harness import EngineHarness
+from hlat.doctor.sampled_inputs import (
     FullTensors,
     build_masks,
     sample_batch,

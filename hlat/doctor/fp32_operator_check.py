@@ -20,14 +20,9 @@ from hlat.config.run import Config
 from hlat.data.packed_sequences import PackedSequences
 from hlat.doctor import gradient_fault_location, reference_model
 from hlat.doctor.check_result import CheckResult, FaultLocation, build_result, skip_check
-from hlat.doctor.engine_harness import (
-    EngineHarness,
-    FullTensors,
-    bypass_layers,
-    sample_batch,
-    sample_weights,
-)
+from hlat.doctor.engine_harness import EngineHarness
 from hlat.doctor.extension_reference import is_extended
+from hlat.doctor.sampled_inputs import FullTensors, bypass_layers, sample_batch, sample_weights
 from hlat.model.parameter_spec import ParameterRole
 
 _OPERATORS = (Fp32Operator.norm, Fp32Operator.loss)

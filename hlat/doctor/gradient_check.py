@@ -21,7 +21,7 @@ from hlat.doctor.check_result import (
     format_parallel_axes,
     skip_check,
 )
-from hlat.doctor.engine_harness import EngineHarness, FullTensors, sample_batch
+from hlat.doctor.engine_harness import EngineHarness
 from hlat.doctor.gradient_errors import ExactGradients, compute_relative_errors, sum_gradients
 from hlat.doctor.gradient_fault_location import (
     WrongGradient,
@@ -29,6 +29,7 @@ from hlat.doctor.gradient_fault_location import (
     is_of_kv_heads,
     locate_wrong_gradients,
 )
+from hlat.doctor.sampled_inputs import FullTensors, sample_batch
 from hlat.engine.interface import StepMetrics
 from hlat.model.decoder_spec import list_parameter_specs
 from hlat.recovery.preflight_checks import format_first

@@ -21,13 +21,7 @@ from numpy.typing import NDArray
 from hlat.config.run import Config
 from hlat.distributed.parameter_shards import count_kv_replicas
 from hlat.doctor import reference_model, tolerances
-from hlat.doctor.engine_harness import (
-    EngineHarness,
-    FullTensors,
-    build_masks,
-    sample_batch,
-    sample_documents,
-)
+from hlat.doctor.engine_harness import EngineHarness
 from hlat.doctor.gradient_errors import (
     ExactGradients,
     compute_relative_error,
@@ -35,6 +29,7 @@ from hlat.doctor.gradient_errors import (
     sum_gradients,
 )
 from hlat.doctor.reduced_config import move_axis_to_dp, to_single_process
+from hlat.doctor.sampled_inputs import FullTensors, build_masks, sample_batch, sample_documents
 from hlat.model.parameter_spec import ParameterSpec
 
 _COUNT_TOLERANCE = 0.1

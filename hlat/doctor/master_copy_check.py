@@ -14,8 +14,9 @@ from hlat.config.precision import Dtype, RoundingMode
 from hlat.config.run import Config
 from hlat.doctor import reference_model
 from hlat.doctor.check_result import CheckResult, FaultLocation, build_result, skip_check
-from hlat.doctor.engine_harness import EngineHarness, FullTensors, sample_batch, sample_weights
+from hlat.doctor.engine_harness import EngineHarness
 from hlat.doctor.rounding_statistics import compute_spacing
+from hlat.doctor.sampled_inputs import FullTensors, sample_batch, sample_weights
 
 _SHIFT = 0.375
 """Part of the spacing of bf16; less than half, so that rounding to nearest undoes it."""

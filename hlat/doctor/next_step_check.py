@@ -12,7 +12,8 @@ from hlat.doctor.check_result import (
     build_result,
     format_parallel_axes,
 )
-from hlat.doctor.engine_harness import EngineHarness, build_masks, sample_batch, sample_documents
+from hlat.doctor.engine_harness import EngineHarness
+from hlat.doctor.sampled_inputs import build_masks, sample_batch, sample_documents
 
 
 def check_next_step(harness: EngineHarness) -> Iterator[CheckResult]:

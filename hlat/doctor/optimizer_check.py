@@ -17,17 +17,7 @@ from hlat.config.precision import Dtype
 from hlat.config.run import Config
 from hlat.doctor import reference_model, tolerances
 from hlat.doctor.check_result import CheckResult, FaultLocation, build_result, skip_check
-from hlat.doctor.engine_harness import (
-    EngineHarness,
-    FullTensors,
-    StateTensors,
-    build_masks,
-    remove_gradients,
-    sample_batch,
-    sample_documents,
-    sample_optimizer_state,
-    sample_weights,
-)
+from hlat.doctor.engine_harness import EngineHarness
 from hlat.doctor.extension_reference import build_reference_update
 from hlat.doctor.reference_optimizer import (
     ReferenceState,
@@ -37,6 +27,16 @@ from hlat.doctor.reference_optimizer import (
 )
 from hlat.doctor.reference_parametrization import ParameterUpdate, adapt_update
 from hlat.doctor.reference_updates import update_states
+from hlat.doctor.sampled_inputs import (
+    FullTensors,
+    StateTensors,
+    build_masks,
+    remove_gradients,
+    sample_batch,
+    sample_documents,
+    sample_optimizer_state,
+    sample_weights,
+)
 from hlat.model.decoder_spec import list_buffer_specs, list_parameter_specs
 from hlat.model.parameter_spec import ParameterRole
 from hlat.optim.optimizer_spec import (

@@ -12,16 +12,16 @@ import numpy as np
 
 from hlat.config.run import Config
 from hlat.doctor import reference_model, tolerances
-from hlat.doctor.engine_harness import (
-    EngineHarness,
+from hlat.doctor.engine_harness import EngineHarness
+from hlat.doctor.reference_optimizer import Array, ReferenceState, find_reference_update
+from hlat.doctor.reference_parametrization import adapt_update, compute_init_std
+from hlat.doctor.sampled_inputs import (
     FullTensors,
     build_masks,
     sample_batch,
     sample_documents,
     sample_weights,
 )
-from hlat.doctor.reference_optimizer import Array, ReferenceState, find_reference_update
-from hlat.doctor.reference_parametrization import adapt_update, compute_init_std
 from hlat.model.parameter_spec import Initialization, ParameterRole
 
 EPS = 1e-3

@@ -13,15 +13,7 @@ import numpy as np
 from hlat.config.precision import Dtype, RoundingMode
 from hlat.config.run import Config
 from hlat.doctor.check_result import CheckResult, FaultLocation, build_result, skip_check
-from hlat.doctor.engine_harness import (
-    EngineHarness,
-    FullTensors,
-    StateTensors,
-    remove_gradients,
-    sample_batch,
-    sample_optimizer_state,
-    sample_weights,
-)
+from hlat.doctor.engine_harness import EngineHarness
 from hlat.doctor.extension_reference import build_reference_update
 from hlat.doctor.reference_optimizer import (
     ReferenceState,
@@ -37,6 +29,14 @@ from hlat.doctor.rounding_statistics import (
     compute_residuals,
     compute_spacing,
     sum_pairs,
+)
+from hlat.doctor.sampled_inputs import (
+    FullTensors,
+    StateTensors,
+    remove_gradients,
+    sample_batch,
+    sample_optimizer_state,
+    sample_weights,
 )
 from hlat.model.parameter_spec import ParameterRole
 from hlat.optim.optimizer_spec import get_optimizer_spec

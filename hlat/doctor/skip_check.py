@@ -6,12 +6,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from hlat.doctor.check_result import CheckResult, FaultLocation, build_result
-from hlat.doctor.engine_harness import (
-    EngineHarness,
-    sample_batch,
-    sample_optimizer_state,
-    sample_weights,
-)
+from hlat.doctor.engine_harness import EngineHarness
+from hlat.doctor.sampled_inputs import sample_batch, sample_optimizer_state, sample_weights
 from hlat.recovery.preflight_checks import format_first
 
 _NUM_UPDATES = 1

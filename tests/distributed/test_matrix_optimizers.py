@@ -11,7 +11,7 @@ import torch
 
 from hlat.config.run import Config
 from hlat.distributed.tensor_slice import TensorSlice
-from hlat.doctor.engine_harness import sample_optimizer_state
+from hlat.doctor.sampled_inputs import sample_optimizer_state
 from hlat.engine.native import matrix_exchange
 from hlat.engine.native.matrix_optimizer import MatrixOptimizer
 from hlat.engine.native.native_engine import NativeEngine

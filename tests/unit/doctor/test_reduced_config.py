@@ -10,9 +10,9 @@ from hlat.config.config_validation import VALIDATORS
 from hlat.config.phase_steps import compute_stage_starts
 from hlat.config.resolve import resolve_config
 from hlat.distributed.parameter_shards import count_kv_replicas
-from hlat.doctor.engine_harness import sample_batch, sample_weights
 from hlat.doctor.reduced_config import move_axis_to_dp, reduce_config, to_single_process
 from hlat.doctor.reference_model import compute_mean_loss
+from hlat.doctor.sampled_inputs import sample_batch, sample_weights
 from hlat.model.attention_spec import get_layer_type
 from hlat.model.decoder_spec import count_parameters
 from hlat.model.mlp_spec import get_layer_mlp_kind

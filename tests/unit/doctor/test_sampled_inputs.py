@@ -1,18 +1,18 @@
-"""The harness samples weights and tokens with which every part of a model affects the loss."""
+"""Sampled weights and tokens are values of bf16, and every part of a model affects the loss."""
 
 import numpy as np
 import pytest
 import torch
 
 from hlat.config.resolve import resolve_config
-from hlat.doctor.engine_harness import (
+from hlat.doctor.reduced_config import reduce_config
+from hlat.doctor.reference_model import compute_gradients
+from hlat.doctor.sampled_inputs import (
     remove_gradients,
     sample_batch,
     sample_documents,
     sample_weights,
 )
-from hlat.doctor.reduced_config import reduce_config
-from hlat.doctor.reference_model import compute_gradients
 
 
 @pytest.fixture(params=["model.tie_embeddings=false", "model.tie_embeddings=true"])
