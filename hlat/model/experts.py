@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from hlat.config.model import ModelConfig
 from hlat.model.mlp import MLP
@@ -92,6 +93,7 @@ class _LinearInTurn(torch.autograd.Function):
         return _multiply_in_turn(rows, counts, [weight.t() for weight in weights])
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         rows, *weights = ctx.saved_tensors
         rows_gradient, weight_gradients = None, [None] * len(weights)
@@ -160,6 +162,7 @@ class _GroupedLinear(torch.autograd.Function):
         return output
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         rows, ends_E, *weights = ctx.saved_tensors
         gradient = gradient.contiguous()
