@@ -19,8 +19,6 @@ from hlat.config.resolve import resolve_config
 from hlat.config.run import Config
 from hlat.config.run_steps import compute_total_steps
 from hlat.distributed import exit_record, rank_environment
-from hlat.engine.neuron import neuron_packages
-from hlat.plan.feasibility import validate_feasibility, validate_vocab_size
 from hlat.recovery import signal_handler
 
 if TYPE_CHECKING:
@@ -38,9 +36,11 @@ def main(composed: DictConfig) -> ExitCode:
 
         print_preview(config.data, config.phase, config.batch, config.run.seed)
         return ExitCode.FINISHED
-    validate_feasibility(config)
+    from hlat.engine.neuron import neuron_packages
+    from hlat.plan.feasibility import validate_feasibility
     from hlat.recovery import run_copy
 
+    validate_feasibility(config)
     yaml = format_run_config(composed, str(config.run.name))
     if run_copy.use_finished_run(config, yaml, overrides):
         return exit_record.run_with_exit_record(lambda: ExitCode.FINISHED)
@@ -58,6 +58,7 @@ def run_worker(config: Config, config_yaml: str, overrides: list[str]) -> ExitCo
     from hlat.checkpoint.resume import resume
     from hlat.data.data_loader import build_data_loader
     from hlat.engine.engine_factory import create_engine
+    from hlat.plan.feasibility import validate_vocab_size
     from hlat.recovery import preflight
     from hlat.recovery.fault_tolerance import FaultTolerance
     from hlat.report.report_writer import try_write_report

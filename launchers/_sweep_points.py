@@ -27,15 +27,6 @@ _WANDB_GROUP_VARIABLE = "WANDB_RUN_GROUP"
 """Environment variable of W&B (its documentation)."""
 
 
-@dataclass
-class PruningConfig:
-    """Treatment of invalid points."""
-
-    prune: bool = False
-    """Skip and list invalid points instead of rejecting the whole sweep; with hardware known to the
-    planner, run the other points in order of predicted speed, fastest first."""
-
-
 @dataclass(frozen=True)
 class SweepPoint:
     """A valid point of a sweep; `composed` is its configuration, and `config` the resolved one."""

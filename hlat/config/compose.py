@@ -1,30 +1,20 @@
-"""Registration of schema, sweeps and launchers with Hydra, and composition of configurations.
-
-Hydra 1.3 finds launcher plugins by listing the namespace package `hydra_plugins`. An editable
-install cannot be listed and a plain checkout has no such package, so the launchers are also
-registered explicitly (docs/adr/0005-packaging.md). A code snapshot has no launchers, as a job
-submits no jobs.
-"""
+"""Registration of schema and sweeps with Hydra, and composition of configurations."""
 
 import dataclasses
-import importlib
-import importlib.util
-import sys
-import types
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from hydra import compose, initialize_config_dir
-from hydra.core.config_store import ConfigStore
+from hydra.core.config_store import ConfigNode, ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from hlat.config import config_loader, redaction
+from hlat.config import config_loader, launcher_plugins, redaction
 from hlat.config.components import (
     CHOICE_SCHEMAS,
     Component,
@@ -42,13 +32,12 @@ from hlat.config.run import Config
 
 LOCAL_LAUNCHERS = ("local", "basic")
 """Launchers that run jobs on this machine."""
-_LAUNCHERS_PACKAGE = "hydra_plugins.hlat_launchers"
 _registered: list[Any] = []
 """Hardware of this machine, and settings of the components, in the registered schema."""
 
 
 def register_configs() -> None:
-    """Register schema, sweeps and launchers with Hydra; install the safe loader and resolver."""
+    """Register schema and sweeps with Hydra; install the safe loader and resolver."""
     config_loader.install_safe_config_loader()
     redaction.install_resolver()
     OmegaConf.register_new_resolver("component_kinds", format_kinds, replace=True)
@@ -58,7 +47,7 @@ def register_configs() -> None:
         config_loader.forget_compositions()
         _registered[:] = registered
     if find_code_snapshot() is None:
-        _register_launchers()
+        launcher_plugins.register_local_settings()
 
 
 def compose_config(overrides: Sequence[str], return_hydra_config: bool = False) -> DictConfig:
@@ -143,7 +132,20 @@ def instantiate_launcher(overrides: Sequence[str]) -> tuple[Any, Path] | None:
 def import_launcher_module(name: str) -> ModuleType:
     """Return a module of launchers/ by its name relative to that package."""
     register_configs()
-    return importlib.import_module(f"{_LAUNCHERS_PACKAGE}.{name}")
+    return launcher_plugins.import_launcher_module(name)
+
+
+@dataclasses.dataclass
+class _StudyNode(ConfigNode):
+    """Configuration of a study, of which Hydra makes a copy when it is selected."""
+
+    file: Path
+    """File in sweeps/, which is read then."""
+
+    def __copy__(self) -> ConfigNode:
+        study = OmegaConf.load(self.file)
+        assert isinstance(study, DictConfig)
+        return ConfigNode(self.name, study, self.group, self.package, self.provider)
 
 
 def _get_settings(component: Component) -> tuple[Any, ...]:
@@ -159,41 +161,5 @@ def _register_schema() -> None:
         node = dataclasses.replace(choice.spec, name=choice.kind)
         store.store(group=choice.section, name=choice.kind, node=node)
     for study in sorted(find_package_dir("sweeps").glob("*.yaml")):
-        store.store(group="sweep", name=study.stem, node=OmegaConf.load(study), package="_global_")
-
-
-def _register_launchers() -> None:
-    plugins = Plugins.instance()  # Hydra scans first, so that no module is executed twice
-    for launcher in (sys.modules.get(_LAUNCHERS_PACKAGE) or _import_launchers()).PLUGINS:
-        if f"{launcher.__module__}.{launcher.__name__}" not in plugins.class_name_to_class:
-            plugins.register(launcher)
-
-
-def _import_launchers() -> ModuleType:
-    try:
-        return importlib.import_module(_LAUNCHERS_PACKAGE)
-    except ModuleNotFoundError as missing:
-        if missing.name not in ("hydra_plugins", _LAUNCHERS_PACKAGE):
-            raise
-    return _import_launchers_from_checkout()
-
-
-def _import_launchers_from_checkout() -> ModuleType:
-    source = find_package_dir("conf").parent / "launchers" / "__init__.py"
-    spec = importlib.util.spec_from_file_location(_LAUNCHERS_PACKAGE, source)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    vars(_import_hydra_plugins())["hlat_launchers"] = module
-    sys.modules[_LAUNCHERS_PACKAGE] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-def _import_hydra_plugins() -> ModuleType:
-    try:
-        return importlib.import_module("hydra_plugins")
-    except ModuleNotFoundError:  # no plugin package is installed
-        namespace = sys.modules["hydra_plugins"] = types.ModuleType("hydra_plugins")
-        namespace.__path__ = []
-        return namespace
+        node = _StudyNode(study.name, OmegaConf.create(), "sweep", "_global_", None, study)
+        store.repo.setdefault("sweep", {})[study.name] = node

@@ -12,6 +12,7 @@ from hydra._internal import hydra as hydra_internal
 from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
 from hydra._internal.config_repository import ConfigRepository
 from hydra.core.config_search_path import ConfigSearchPath, SearchPathQuery
+from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.utils import JobRuntime
@@ -21,7 +22,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from hlat.config import extensions
+from hlat.config import extensions, launcher_plugins, yaml_loader
 from hlat.config.components import list_group_choices
 from hlat.config.config_errors import ConfigError
 from hlat.config.hydra_config_security import find_code_references, validate_search_path
@@ -50,6 +51,10 @@ _RENAMED_CHOICES = {
 """Former files of conf/ that overrides and files may name until the next version."""
 _SINGLE_PATH = re.compile(r"(\+{0,2}data\.sources\.[^.=]+\.(?:heldout_)?paths)=([^\[,$~]+)")
 """Override of the paths of a source with one path instead of a list."""
+_PLUGIN_GROUPS = ("hydra/launcher", "hydra/sweeper")
+"""Groups whose choices are launchers/ and plugins of Hydra."""
+_DEFAULT_PLUGINS = ("local", "basic")
+"""Choices of these groups without which no configuration is composed."""
 _EMPTY_MAPPING = re.compile(r"[\w./@-]+=\{\s*\}")
 
 
@@ -60,6 +65,7 @@ def forget_compositions() -> None:
 
 def install_safe_config_loader() -> None:
     """Replace Hydra's configuration loader in this process; Hydra has no hook for it."""
+    yaml_loader.install_c_parser()
     namespace = vars(hydra_internal)
     assert namespace["ConfigLoaderImpl"] in (ConfigLoaderImpl, SafeConfigLoader)
     namespace["ConfigLoaderImpl"] = SafeConfigLoader
@@ -115,6 +121,7 @@ class SafeConfigLoader(ConfigLoaderImpl):
             raise ConfigError(*problems)
         extensions.list_loaded(config.get(extensions.KEY) or ())
         if run_mode is RunMode.MULTIRUN:
+            launcher_plugins.register_launchers()
             parsed = OverridesParser.create().parse_overrides(overrides)
             add_lr_axis(config, [o.key_or_group for o in parsed if o.is_sweep_override()])
             axes = config.hydra.sweeper.get("params") or {}
@@ -218,7 +225,17 @@ class _ConfigRepository(ConfigRepository):
         """
         return copy.copy(self)
 
+    def get_group_options(
+        self, group_name: str, results_filter: ObjectType | None = ObjectType.CONFIG
+    ) -> list[str]:
+        if group_name in _PLUGIN_GROUPS:
+            launcher_plugins.register_launchers()
+        return super().get_group_options(group_name, results_filter)
+
     def load_config(self, config_path: str) -> ConfigResult | None:
+        group, _, name = config_path.removesuffix(".yaml").rpartition("/")
+        if group in _PLUGIN_GROUPS and name not in _DEFAULT_PLUGINS:
+            launcher_plugins.register_launchers()
         found = self._load_choice(config_path)
         if found is not None and found.path.startswith("file:"):
             package = found.header.get("package") or "_group_"

@@ -19,9 +19,9 @@ from hlat.config.conditions import are_met, resolve_references
 from hlat.config.config_errors import ConfigError
 from hlat.config.engine import EngineBackend
 from hlat.config.run import Config
+from hlat.config.yaml_loader import YAML_LOADER
 from hlat.model.mlp_spec import get_mlp_spec
 
-_YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the one in C is ten times as fast
 STOCHASTIC_ROUNDING_DEVICES = frozenset({"neuron", "xla"})
 """Torch device types with stochastic rounding in hardware, enabled by
 NEURON_RT_STOCHASTIC_ROUNDING_EN (see hlat/engine/neuron). On other devices it is emulated."""
@@ -84,7 +84,7 @@ class EngineCapabilities:
 
 def _load_capabilities() -> dict[EngineBackend, EngineCapabilities]:
     text = Path(__file__).with_suffix(".yaml").read_text("utf-8")
-    table = yaml.load(text, Loader=_YAML_LOADER)  # noqa: S506 - both are safe loaders
+    table = yaml.load(text, Loader=YAML_LOADER)  # noqa: S506 (is safe)
     for capabilities in table.values():
         for key in capabilities:
             if key.endswith("_limits"):

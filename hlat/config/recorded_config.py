@@ -24,12 +24,12 @@ from hlat.config.renamed_keys import rename_config, rename_tree
 from hlat.config.resolve import resolve_config
 from hlat.config.run import Config
 from hlat.config.study import StudyConfig
+from hlat.config.yaml_loader import YAML_LOADER
 
 _KEY_INTERPOLATION = re.compile(r"\$\{[\w.\[\]]+\}")
 """Reference to another key by its name; any other interpolation may call a resolver."""
 _SPECIAL_YAML = re.compile(r"\$\{|[&*!]")
 """Interpolations, anchors and tags: OmegaConf reads texts with them, ten times slower."""
-_YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def load_recorded_settings(run_dir: Path, *keys: str) -> list[Any]:
@@ -125,7 +125,7 @@ def _load_redacted(config_yaml: str) -> dict[str, Any]:
     """Return the result of `redact`, in a tenth of the time for a text without special YAML."""
     if not _SPECIAL_YAML.search(config_yaml):
         with suppress(yaml.YAMLError, RecursionError, TypeError, ValueError):
-            tree = yaml.load(config_yaml, _YAML_LOADER)  # noqa: S506 (is safe)
+            tree = yaml.load(config_yaml, YAML_LOADER)  # noqa: S506 (is safe)
             if isinstance(tree, dict):
                 rename_tree(tree)
                 return {str(key): value for key, value in tree.items()}

@@ -22,7 +22,7 @@ from hlat.distributed import rank_environment
 from hlat.engine.neuron import neuron_compile_cache
 
 from .._job_spec import Accelerator, JobSpec, build_object_name
-from .._sweep_points import PruningConfig
+from .._pruning_settings import PruningConfig
 
 if TYPE_CHECKING:
     from jinja2 import Template

@@ -6,23 +6,20 @@ Points in separate processes are independent (docs/adr/0030-points-share-a-machi
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hydra.core.config_store import ConfigStore
 from hydra.core.utils import JobReturn
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from hlat.config.bounds import bounded, find_bounds_violations
+from hlat.config.bounds import find_bounds_violations
 from hlat.config.config_errors import ConfigError, ExitCode
 from hlat.config.entry_point import get_user_environment
 from hlat.tracking import sweep_log
 
 from .._sweep_points import (
-    PruningConfig,
     SweepPoint,
     build_group_environment,
     build_job_return,
@@ -40,26 +37,9 @@ from ._core_budget import (
     find_budget_violations,
     uses_accelerators,
 )
+from ._local_settings import LocalLauncherConfig
 from ._process_pool import ProcessPool
 from ._sweep_console import SweepConsole, SweepTask
-
-
-@dataclass
-class LocalLauncherConfig(PruningConfig):
-    """Resources of concurrent runs."""
-
-    _target_: str = "hydra_plugins.hlat_launchers.local._local_launcher.LocalLauncher"
-    jobs: int = bounded(1, min=1)
-    """Maximum number of concurrent runs, within the budget. 1: each run has the whole machine."""
-    cores: int | None = bounded(None, min=1)
-    """Cores of all concurrent runs; null: the cores available to this process."""
-    memory_gib: float | None = bounded(None, above=0)
-    """Main memory of all concurrent runs, as estimated by the planner; null: the machine's."""
-
-
-ConfigStore.instance().store(
-    group="hydra/launcher", name="local", node=LocalLauncherConfig, provider="hlat"
-)
 
 
 class LocalLauncher(Launcher):

@@ -22,8 +22,8 @@ from hlat.distributed import rank_environment
 
 from .._hourly_cost import format_hourly_cost
 from .._job_spec import Accelerator, JobSpec, build_command_job, build_object_name
+from .._pruning_settings import PruningConfig
 from .._scheduler_launcher import SchedulerLauncher, build_launcher_schema
-from .._sweep_points import PruningConfig
 from .._yaml_writer import format_yaml
 
 _LAUNCHER = "hydra.launcher"

@@ -16,7 +16,7 @@ from hlat.jobs import slurm_commands
 from hlat.jobs.submission import Submission
 
 from .._job_spec import MAX_OPEN_FILES, JobSpec
-from .._sweep_points import PruningConfig
+from .._pruning_settings import PruningConfig
 
 _TIME_LIMIT = re.compile(r"\d+|(\d+-)?\d+(:\d+){1,2}|\d+-\d+")
 """Format of sbatch: minutes, minutes:seconds, days-hours:minutes ..."""
