@@ -150,7 +150,9 @@ class SafeConfigLoader(ConfigLoaderImpl):
         """Compose the configuration of a run from a copy of the one with the same choices."""
         parsed = OverridesParser.create().parse_overrides(overrides)
         self._validate_choices(parsed)
-        values = [o for o in parsed if not (o.is_hydra_override() or self._may_be_group(o))]
+        # Hydra adds its mode when it composes a run again
+        hydra = [o for o in parsed if o.is_hydra_override() and o.key_or_group != "hydra.mode"]
+        values = [o for o in parsed if not (o in hydra or self._may_be_group(o))]
         # Hydra composes a run twice, at first without this validation for the value of hydra.mode
         is_sweep = any(override.is_sweep_override() for override in parsed)
         if run_mode is RunMode.RUN or not (validate_sweep_overrides or is_sweep):
@@ -158,7 +160,7 @@ class SafeConfigLoader(ConfigLoaderImpl):
                 self.validate_sweep_overrides_legal(parsed, run_mode, from_shell)
             choices = [o for o in parsed if o not in values]
             config = self._load_choices(config_name, [str(o.input_line) for o in choices])
-            _apply_values(config, values, [o for o in parsed if not o.is_hydra_override()])
+            _apply_values(config, values, parsed)
         else:
             config = super().load_configuration(
                 config_name, overrides, run_mode, from_shell, validate_sweep_overrides
@@ -280,10 +282,9 @@ def _list_user_dirs(config_search_path: ConfigSearchPath) -> list[Path]:
     return [Path((entry.path or "").removeprefix("file://")) for entry in entries]
 
 
-def _apply_values(
-    config: DictConfig, values: list[Override], task_overrides: list[Override]
-) -> None:
-    """Apply values of the command line as Hydra does, and record all overrides of the task."""
+def _apply_values(config: DictConfig, values: list[Override], overrides: list[Override]) -> None:
+    """Apply values of the command line as Hydra does, and record all overrides."""
+    task_overrides = [override for override in overrides if not override.is_hydra_override()]
     try:
         others = [override for override in values if not _add_typed_entry(config, override)]
         ConfigLoaderImpl._apply_overrides_to_config(others, config)
@@ -291,6 +292,9 @@ def _apply_values(
         raise ConfigCompositionException from error
     job = config.hydra.job
     config.hydra.overrides.task = [str(override.input_line) for override in task_overrides]
+    config.hydra.overrides.hydra = [
+        str(override.input_line) for override in overrides if override not in task_overrides
+    ]
     job.override_dirname = get_overrides_dirname(
         overrides=task_overrides,
         kv_sep=job.config.override_dirname.kv_sep,

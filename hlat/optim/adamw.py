@@ -7,7 +7,7 @@ from torch import Tensor
 
 from hlat.config.components import set_implementation
 from hlat.optim import adamw_spec
-from hlat.optim.update_rule import FusedKernel, ParamGroups, UpdateRule
+from hlat.optim.update_rule import FusedKernel, UpdateRule
 
 _FUSED_TOLERANCE = 1e-2
 """Largest error of the update of one element, for weights in bf16."""
@@ -42,7 +42,7 @@ def has_fused_adamw(device: torch.device, dtype: torch.dtype) -> bool:
     group = {"betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.5}
     try:
         for skip in (1.0, 0.0):  # the second call updates
-            fused_adamw_(values, step, 0.5, group, torch.full_like(step, skip))
+            fused_adamw_([[one] for one in values], [step], 0.5, group, torch.full_like(step, skip))
     except RuntimeError:  # NotImplementedError is one
         return False
     # Decay leaves 0.75 of the weight; the first update of AdamW has the size of the rate
@@ -50,21 +50,25 @@ def has_fused_adamw(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def fused_adamw_(
-    values: list[Tensor], step: Tensor, lr: float, group: dict[str, Any], found_inf: Tensor | None
+    values: list[list[Tensor]],
+    steps: list[Tensor],
+    lr: float,
+    group: dict[str, Any],
+    found_inf: Tensor | None,
 ) -> None:
-    """Update weights and moments, given gradient, weights and both moments in fp32.
+    """Update weights and moments, given gradients, weights and both moments of one dtype.
 
     The kernel is called directly: torch.optim's wrapper costs as much as a small chunk.
     """
-    gradient, param, exp_avg, exp_avg_sq = values
     beta1, beta2 = group["betas"]
+    gradients, params, exp_avgs, exp_avg_sqs = values
     torch._fused_adamw_(
-        [param],
-        [gradient],
-        [exp_avg],
-        [exp_avg_sq],
+        params,
+        gradients,
+        exp_avgs,
+        exp_avg_sqs,
         [],
-        [step],
+        steps,
         lr=lr,
         beta1=beta1,
         beta2=beta2,
@@ -76,12 +80,5 @@ def fused_adamw_(
     )
 
 
-def _build_fused_adamw(param_groups: ParamGroups, lr: float) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(param_groups, lr=lr, fused=True)
-
-
-ADAMW = UpdateRule(
-    compute_adamw_update,
-    FusedKernel(has_fused_adamw, _build_fused_adamw, fused_adamw_),
-)
+ADAMW = UpdateRule(compute_adamw_update, FusedKernel(has_fused_adamw, fused_adamw_))
 set_implementation("optimizer", adamw_spec.NAME, ADAMW)

@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hlat.optim.eager_optimizer import EagerOptimizer
 from hlat.optim.update_rule import ParamGroups, UpdateRule, init_state, store_update
 from hlat.precision.stochastic_rounding import iter_row_chunks
 
 
-class CapturableOptimizer(torch.optim.Optimizer):
+class CapturableOptimizer(EagerOptimizer):
     """Optimizer that applies an update rule to whole tensors.
 
     An update is computed in one dtype and rounded once when it is stored. `step`, the number of

@@ -12,12 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hlat.optim.eager_optimizer import EagerOptimizer
 from hlat.optim.update_rule import ParamGroups, UpdateRule, init_state, store_update
 from hlat.precision.random_bits import RandomBits
 from hlat.precision.stochastic_rounding import ScratchBuffer, StochasticRounder
 
 
-class LowPrecisionOptimizer(torch.optim.Optimizer):
+class LowPrecisionOptimizer(EagerOptimizer):
     """Optimizer for fp32 or bf16 tensors, with gradients in either dtype.
 
     Args:
@@ -80,7 +81,8 @@ class LowPrecisionOptimizer(torch.optim.Optimizer):
                 store_update(values[1:], updated, self.found_inf)
             else:
                 assert self._fused is not None
-                self._fused.update_(values, state["step"], lr, group, self.found_inf)
+                lists = [[one] for one in values]
+                self._fused.update_(lists, [state["step"]], lr, group, self.found_inf)
             if random_bits is not None:
                 self._rounder.round_(self._get_scratch_buffer("state", narrow), random_bits, rows)
             if is_bf16:

@@ -18,9 +18,10 @@ from hlat.optim import normuon as normuon
 from hlat.optim import schedule_free as schedule_free
 from hlat.optim import soap as soap
 from hlat.optim.capturable_optimizer import CapturableOptimizer
+from hlat.optim.eager_optimizer import FusedOptimizer
 from hlat.optim.optimizer_spec import get_optimizer_spec
 from hlat.optim.parametrization import compute_update_settings
-from hlat.optim.update_rule import ParamGroups, UpdateRule, init_state
+from hlat.optim.update_rule import ParamGroups, UpdateRule
 from hlat.precision.torch_dtypes import TORCH_DTYPES
 
 
@@ -80,16 +81,14 @@ def build_optimizer(
 ) -> torch.optim.Optimizer:
     """Return an optimizer for weights, or master weights, with gradients and state of their dtype.
 
-    It is torch's, with the fused kernel, if the device has the kernel, else CapturableOptimizer.
+    It calls the fused kernel if the device has it, else it is a CapturableOptimizer.
     The engine sets each step's rate with `set_lr`.
     """
     groups = [*param_groups]
     param = groups[0]["params"][0]
     if rule.fused is None or not rule.fused.is_available(param.device, param.dtype):
         return CapturableOptimizer(groups, rule, lr)
-    optimizer = rule.fused.build_optimizer(groups, lr)
-    init_state(optimizer)
-    return optimizer
+    return FusedOptimizer(groups, rule.fused, lr)
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:

@@ -16,15 +16,15 @@ class FusedKernel:
 
     Attributes:
         is_available: Returns True if a device has a correct kernel for tensors of a dtype.
-        build_optimizer: Returns torch's optimizer that calls it, given parameter groups and a
-            learning rate.
-        update_: Updates gradient, parameter and state in place, given them, the number of updates,
-            the learning rate, the parameter group, and a scalar that is 1 to change nothing.
+        update_: Updates parameters and state in place, given lists of gradients, of parameters and
+            of each state tensor, the number of updates of each parameter, the learning rate, the
+            parameter group, and a scalar that is 1 to change nothing.
     """
 
     is_available: Callable[[torch.device, torch.dtype], bool]
-    build_optimizer: Callable[[ParamGroups, float], torch.optim.Optimizer]
-    update_: Callable[[list[Tensor], Tensor, float, dict[str, Any], Tensor | None], None]
+    update_: Callable[
+        [list[list[Tensor]], list[Tensor], float, dict[str, Any], Tensor | None], None
+    ]
 
 
 @dataclass(frozen=True)

@@ -3,22 +3,31 @@
 Each data-parallel rank stores some rows of every parameter. FSDP2 all-gathers the parameters of a
 layer before its forward pass and reduce-scatters their gradients after its backward pass; stage 3
 also reshards a layer between the two. The rest of the engine sees parameters of fewer rows.
+
+FSDP2 and DTensor are imported when they are used, since this takes half the time of torch's import.
 """
 
 from collections.abc import Iterable
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
 
 from hlat.config.run import Config
 from hlat.distributed.device_mesh import ParallelMesh
 from hlat.model.decoder import Decoder
 from hlat.model.experts import Experts
 from hlat.precision.torch_dtypes import TORCH_DTYPES
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
+
+
+def uses_fsdp(config: Config, mesh: ParallelMesh) -> bool:
+    """Return True if FSDP2 shards the parameters."""
+    return config.parallelism.zero > 1 and mesh.dp.size > 1
 
 
 def apply_fsdp(part: Decoder, config: Config, mesh: ParallelMesh, device: torch.device) -> None:
@@ -27,6 +36,8 @@ def apply_fsdp(part: Decoder, config: Config, mesh: ParallelMesh, device: torch.
     This replaces the parameters by uninitialized rows on the device. Experts are sharded over the
     ranks with the same experts.
     """
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
     precision = config.precision
     policy = MixedPrecisionPolicy(
         TORCH_DTYPES[precision.param_dtype],
@@ -61,8 +72,11 @@ def reshard(parts: Iterable[Decoder]) -> None:
 
 def to_local(tensor: Tensor) -> Tensor:
     """Return this rank's rows of a DTensor; other tensors unchanged."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return local
 
 
-def _find_fsdp_modules(part: nn.Module) -> list[FSDPModule]:
+def _find_fsdp_modules(part: nn.Module) -> "list[FSDPModule]":
+    from torch.distributed.fsdp import FSDPModule
+
     return [module for module in part.modules() if isinstance(module, FSDPModule)]

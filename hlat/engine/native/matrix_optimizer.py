@@ -17,6 +17,7 @@ from hlat.engine.native.step_rounding import StochasticRounding
 from hlat.model.canonical_views import iter_row_views
 from hlat.model.decoder_spec import list_module_parameters
 from hlat.model.parameter_spec import ModuleParameter, ParameterSpec
+from hlat.optim.eager_optimizer import EagerOptimizer
 from hlat.optim.optimizer_factory import build_group_settings
 from hlat.optim.optimizer_spec import compute_joint_shape, get_optimizer_spec, group_matrices
 from hlat.optim.update_rule import ParamGroups, UpdateRule, store_update
@@ -40,7 +41,7 @@ class MatrixParameter:
     is_main_replica: bool
 
 
-class MatrixOptimizer(torch.optim.Optimizer):
+class MatrixOptimizer(EagerOptimizer):
     """Optimizer that applies `UpdateRule.compute_matrix` to canonical matrices.
 
     Attributes:

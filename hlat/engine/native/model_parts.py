@@ -43,7 +43,7 @@ def build_model_parts(
         shards = _shard_parameters(part, parameters, config, mesh)
         shardings = _select_shardings(part, parameters, mesh, layout.zero)
         unsharded = {name: s for name, s in shards.items() if not shardings[name].is_fsdp}
-        if mesh.dp.size > 1 and layout.zero > 1:
+        if fsdp.uses_fsdp(config, mesh):
             for name in unsharded:
                 _remove_parameter(part, name)
             fsdp.apply_fsdp(part, config, mesh, device)

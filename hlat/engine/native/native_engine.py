@@ -108,7 +108,8 @@ class NativeEngine:
         params = self.params
         assert isinstance(params, TrainableParameters), "the engine was built with training=False"
         self._sync_stale_params()
-        scale = 1 / max(1, self._count_global_target_tokens(sequences))
+        num_targets = self._count_global_target_tokens(sequences)
+        scale = 1 / num_targets if num_targets else 0.0  # without targets, no auxiliary loss either
         num_sequences, length = sequences.tokens.shape
         # Shorter sequences have micro batches of the same tokens
         size = self.config.micro_batch_size * self.config.batch.sequence_length // length
@@ -142,7 +143,7 @@ class NativeEngine:
         self._mesh.pp.all_reduce(losses_of_shard)
         # Row k of shard r is row r + k * dp
         rows = dp.all_gather(losses_of_shard).transpose(0, 1).flatten(0, 1)
-        fsdp.reshard(self.model_parts.values())
+        self._reshard()
         token_losses = rows[: len(sequences.tokens), :-1]
         num_targets = torch.tensor(self._count_target_tokens(sequences))
         return {"token_losses": token_losses, "num_targets": num_targets}
@@ -164,7 +165,7 @@ class NativeEngine:
         parts = self.model_parts.values()
         with observe_metrics(parts, names) as recorder:
             self._runner.forward(batch, None)
-        fsdp.reshard(parts)
+        self._reshard()
         return recorder.gather_means(self.parallel_state.world_group)
 
     def create_decode_state(self) -> NativeDecodeState:
@@ -262,6 +263,11 @@ class NativeEngine:
         if self._params_stale:
             self.params.sync_model_params()
             self._params_stale = False
+
+    def _reshard(self) -> None:
+        """Free the parameters that a forward pass gathered."""
+        if fsdp.uses_fsdp(self.config, self._mesh):
+            fsdp.reshard(self.model_parts.values())
 
     def _build_batch(self, sequences: PackedSequences) -> DeviceBatch:
         data = self.config.data

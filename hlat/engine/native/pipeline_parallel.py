@@ -1,18 +1,18 @@
 """Forward and backward passes over micro batches, on one stage or in torch's pipeline schedules.
 
 All pipeline ranks have the tokens, so stages exchange only activations and their gradients.
-torch.distributed.pipelining implements the schedules and the communication.
+torch.distributed.pipelining implements the schedules and the communication. It is imported when it
+is used, since this takes as long as torch's import.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage, schedules
 
 from hlat.config.parallelism import ParallelismConfig, PipelineSchedule
 from hlat.config.run import Config
@@ -21,6 +21,9 @@ from hlat.model.decoder import Decoder
 from hlat.model.kv_cache import KVCache
 from hlat.model.loss import IGNORE_INDEX
 from hlat.precision.torch_dtypes import TORCH_DTYPES
+
+if TYPE_CHECKING:
+    from torch.distributed.pipelining import PipelineStage
 
 LossFn = Callable[[Decoder, Tensor, Tensor, float | None], Tensor]
 """Returns the scaled sum of the loss, given the last model part, its output, targets and scale.
@@ -160,8 +163,10 @@ class PipelineRunner:
             self._schedules[key] = build(stages, loss_fn=self._compute_loss, scale_grads=False)
         return self._schedules[key]
 
-    def _build_stages(self, shape: tuple[int, int]) -> list[PipelineStage]:
+    def _build_stages(self, shape: tuple[int, int]) -> "list[PipelineStage]":
         """Return torch's stages of this rank for micro batches of `shape`."""
+        from torch.distributed.pipelining import PipelineStage
+
         device = next(next(iter(self._model_parts.values())).parameters()).device
         activation = torch.empty(
             _compute_boundary_shape(shape, self._config),
@@ -226,6 +231,8 @@ class _PipelineStageModule(nn.Module):
 
 def _select_schedule(layout: ParallelismConfig, num_micro_batches: int) -> Callable[..., Any]:
     """Return a function that builds torch's schedule from a rank's stages."""
+    from torch.distributed.pipelining import schedules
+
     if layout.pipeline_schedule is PipelineSchedule.one_f_one_b:
         # torch's 1F1B rejects fewer micro batches than stages, for which it equals GPipe
         is_short = num_micro_batches < layout.pp

@@ -11,6 +11,7 @@ from hlat.config.optimizer import OptimizerConfig
 from hlat.model.parameter_spec import ParameterRole
 from hlat.optim.adamw import ADAMW, has_fused_adamw
 from hlat.optim.capturable_optimizer import CapturableOptimizer
+from hlat.optim.eager_optimizer import FusedOptimizer
 from hlat.optim.optimizer_factory import (
     build_optimizer,
     build_param_groups,
@@ -132,8 +133,7 @@ def test_fused_where_the_device_has_the_kernel(monkeypatch, dtype: torch.dtype) 
     """Decide before the first step: torch accepts `fused=True` for devices without the kernel."""
     weights = [torch.nn.Parameter(torch.ones(1, dtype=dtype))]
     optimizer = build_adamw(SETTINGS, weights)
-    assert isinstance(optimizer, torch.optim.AdamW)
-    assert optimizer.defaults["fused"]
+    assert isinstance(optimizer, FusedOptimizer)
     assert not has_fused_adamw(torch.device("xla"), dtype)  # no kernel is registered
 
     with monkeypatch.context() as patch:
@@ -141,6 +141,25 @@ def test_fused_where_the_device_has_the_kernel(monkeypatch, dtype: torch.dtype) 
         assert isinstance(build_adamw(SETTINGS, weights), CapturableOptimizer)
     monkeypatch.setattr(torch, "_fused_adamw_", lambda *_, **__: None)  # computes nothing
     assert isinstance(build_adamw(SETTINGS, weights), CapturableOptimizer)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_updates_and_skips_are_those_of_torch_bit_for_bit(dtype: torch.dtype) -> None:
+    ours, theirs = ([torch.nn.Parameter(w.to(dtype)) for w in tensors(0)] for _ in range(2))
+    optimizer = build_adamw(SETTINGS, ours)
+    peer = torch.optim.AdamW(
+        theirs, SETTINGS.lr, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, fused=True
+    )
+    for step in range(1, 6):
+        skip = torch.tensor(step == 3)
+        for parameter, other, gradient in zip(ours, theirs, tensors(step), strict=True):
+            parameter.grad, other.grad = gradient.to(dtype), gradient.to(dtype)
+        step_optimizer(optimizer, skip)
+        step_optimizer(peer, skip)
+    for parameter, other in zip(ours, theirs, strict=True):
+        assert torch.equal(parameter, other)
+        for name in ("step", "exp_avg", "exp_avg_sq"):
+            assert torch.equal(optimizer.state[parameter][name], peer.state[other][name])
 
 
 def test_skipped_step_changes_nothing_without_the_kernel(monkeypatch) -> None:
