@@ -5,8 +5,8 @@ source bytes of the same tokens, compare runs across tokenizers and sequence len
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
 from functools import cached_property
 
 import numpy as np
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from hlat.config.config_errors import ConfigError
 from hlat.config.data import DataConfig
+from hlat.data import encoded_text_cache
 from hlat.data.data_source import DataSource
 from hlat.data.packed_sequences import PackedSequences, build_packed_sequences, compute_loss_mask
 from hlat.data.permutation import Permutation
@@ -111,8 +112,9 @@ def pack_heldout_sequences(
     Raises:
         ConfigError: If the held-out documents have no text in the loss.
     """
-    return pack_documents(
-        _limit_documents(source.read_heldout_documents(), num_sequences, sequence_length),
+    documents = [*_limit_documents(source.read_heldout_documents(), num_sequences, sequence_length)]
+    return _pack_text(
+        _load_or_encode(documents, tokenizer),
         tokenizer,
         num_sequences,
         sequence_length,
@@ -154,6 +156,18 @@ def pack_documents(
         ConfigError: If the documents have no text in the loss.
     """
     text = _encode_documents(documents, tokenizer)
+    return _pack_text(text, tokenizer, num_sequences, sequence_length, data, label, remedy)
+
+
+def _pack_text(
+    text: _PackedText,
+    tokenizer: Tokenizer,
+    num_sequences: int | None,
+    sequence_length: int,
+    data: DataConfig,
+    label: str,
+    remedy: str,
+) -> HeldoutSequences:
     num_tokens = len(text.tokens)
     starts = np.arange(0, num_tokens - 1, sequence_length - 1)
     if len(starts) == 0:
@@ -175,6 +189,17 @@ def pack_documents(
             "or set data.loss_mask=false"
         )
     return HeldoutSequences(sequences, document_ids, num_bytes, is_target, text.document_hashes)
+
+
+def _load_or_encode(documents: Sequence[str], tokenizer: Tokenizer) -> _PackedText:
+    """Return the tokens of documents, from the cache directory if they were encoded before."""
+    path = encoded_text_cache.compute_cache_path(documents, tokenizer.cache_key)
+    names = [one.name for one in fields(_PackedText)]
+    if (arrays := encoded_text_cache.load_arrays(path)) is not None and [*arrays] == names:
+        return _PackedText(**arrays)  # type: ignore[arg-type]
+    text = _encode_documents(documents, tokenizer)
+    encoded_text_cache.save_arrays(path, {name: getattr(text, name) for name in names})
+    return text
 
 
 def _encode_documents(documents: Iterable[str], tokenizer: Tokenizer) -> _PackedText:

@@ -88,6 +88,12 @@ class Tokenizer:
         """Splits long documents without a change of their tokens."""
         self._byte_encoder = SourceByteEncoder(self._backend_tokenizer, self.chunker, label)
 
+    @property
+    def cache_key(self) -> str:
+        """Key of all that determines the tokens of a document."""
+        library = f"{type(self._encoder).__name__} tokenizers {tokenizers.__version__}"
+        return f"{self.sha256} {self.bos_token_id} {self.eos_token_id} {library}"
+
     def validate_encoder(self, texts: Iterable[str]) -> None:
         """Raise ConfigError if the fast encoder does not give the reference's ids for the texts."""
         if self._encoder is not self._reference:
