@@ -41,10 +41,10 @@ def main(composed: DictConfig) -> ExitCode:
     from hlat.recovery import run_copy
 
     validate_feasibility(config)
+    neuron_packages.validate_torch_release()
     yaml = format_run_config(composed, str(config.run.name))
     if run_copy.use_finished_run(config, yaml, overrides):
         return exit_record.run_with_exit_record(lambda: ExitCode.FINISHED)
-    neuron_packages.validate_torch_release()
     if rank_environment.must_launch_workers(config):
         from hlat.recovery.supervisor import launch_workers
 
@@ -61,9 +61,8 @@ def run_worker(config: Config, config_yaml: str, overrides: list[str]) -> ExitCo
     from hlat.plan.feasibility import validate_vocab_size
     from hlat.recovery import preflight
     from hlat.recovery.fault_tolerance import FaultTolerance
-    from hlat.report.report_writer import try_write_report
-    from hlat.tracking import finished_runs, provenance, run_directory
-    from hlat.tracking.run_summary import print_summary
+    from hlat.report.end_report import try_write_report
+    from hlat.tracking import finished_runs, provenance, run_directory, run_summary
     from hlat.tracking.tracker import Tracker
 
     is_rank0 = rank_environment.read_rank_info().is_rank0
@@ -94,7 +93,7 @@ def run_worker(config: Config, config_yaml: str, overrides: list[str]) -> ExitCo
                     finished_runs.record_finished_run(config)
                 uptime = try_write_report(run_dir) if is_rank0 else ""
         if is_rank0:
-            print_summary(run_dir, config, overrides, exit_code, step, uptime)
+            run_summary.print_summary(run_dir, config, overrides, exit_code, step, uptime)
         engine.close()
     return exit_code
 

@@ -8,7 +8,6 @@ a report may be open while it is written again.
 
 import json
 import re
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -54,20 +53,6 @@ def write_report(run_dir: Path, record: RunRecord | None = None) -> Path:
     page = run_dir / "report.html"
     replace_file(page, _render_report(record, figures).encode())
     return page
-
-
-def try_write_report(run_dir: Path) -> str:
-    """Write the report of a finished run, or print an error; return the uptime in one line.
-
-    The line is empty if the run had a single attempt.
-    """
-    record = load_run_record(run_dir)
-    try:
-        write_report(run_dir, record)
-    except OSError as error:
-        print(f"hlat: cannot write the report: {error}", file=sys.stderr)
-    ledger = record.time_ledger
-    return goodput_section.format_goodput_summary(ledger) if len(ledger.attempts) > 1 else ""
 
 
 def render_report(record: RunRecord) -> str:
