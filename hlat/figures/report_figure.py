@@ -156,6 +156,7 @@ class ReportFigure:
         buffer = io.BytesIO()
         with matplotlib.rc_context({**MATPLOTLIB_STYLE, "svg.hashsalt": self.name}):
             self._figure.savefig(buffer, **options)
+        self._figure.set_layout_engine("none")  # the next file has the layout of the first one
         return buffer.getvalue()
 
 
