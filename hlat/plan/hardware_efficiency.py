@@ -43,10 +43,12 @@ assumed such that 70B on four nodes runs out of memory as in the HLAT paper, fig
 GiB are consistent with all published runs. That of a CPU process is measured
 (benchmarks/planning)."""
 
-PROCESS_MEMORY_GIB = {"cpu": 0.435}
+PROCESS_MEMORY_GIB = {"cpu": 0.34}
 """Memory of a process besides its tensors, where devices share it with the host, by hardware.name:
 interpreter, libraries, tokenizer, and memory that the allocator does not return. Measured on runs
 of the default configuration with torch 2.13.0+cpu; tests/run/test_planned_memory.py."""
+COMPILER_MEMORY_GIB = {"cpu": 0.1}
+"""Memory of torch.compile, which FSDP2 and pipelining import too, measured in the same way."""
 
 _NXD_ONLY_HARDWARE = ("trn1.32xlarge", "trn1n.32xlarge")
 """Hardware without engine=native: TorchNeuron requires trn2 or newer (its documentation)."""

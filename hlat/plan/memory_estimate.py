@@ -16,6 +16,7 @@ from hlat.model import decoder_spec
 from hlat.model.decoder_spec import list_parameter_specs
 from hlat.optim.optimizer_spec import EMA, get_optimizer_spec
 from hlat.plan.hardware_efficiency import (
+    COMPILER_MEMORY_GIB,
     PROCESS_MEMORY_GIB,
     RESERVED_MEMORY_GIB,
     get_planned_engine,
@@ -206,9 +207,18 @@ def _estimate_stage(
         working=max(0.0, temporary - logits),
         collectives=_estimate_collective_buffer_bytes(config, mesh, stage, zero),
         saving=saved_bytes if is_snapshot_on_device else 0.0,
-        process=PROCESS_MEMORY_GIB.get(config.hardware.name, 0.0) * 2**30,
+        process=_estimate_process_bytes(config, mesh),
         reserve=RESERVED_MEMORY_GIB.get(config.hardware.name, 0.0) * 2**30,
     )
+
+
+def _estimate_process_bytes(config: Config, mesh: ParallelDegrees) -> float:
+    """Return the bytes of interpreter and libraries, if devices share memory with their host."""
+    name, layout = config.hardware.name, config.parallelism
+    gib = PROCESS_MEMORY_GIB.get(name, 0.0)
+    if config.compiler.torch_compile or layout.pp > 1 or (layout.zero > 1 and mesh.dp > 1):
+        gib += COMPILER_MEMORY_GIB.get(name, 0.0)
+    return gib * 2**30
 
 
 def _estimate_collective_buffer_bytes(
