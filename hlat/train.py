@@ -91,7 +91,7 @@ def run_worker(config: Config, config_yaml: str, overrides: list[str]) -> ExitCo
                 tracker.close()
                 if is_rank0 and exit_code is ExitCode.FINISHED:
                     finished_runs.record_finished_run(config)
-                uptime = try_write_report(run_dir) if is_rank0 else ""
+                uptime = try_write_report(config, run_dir) if is_rank0 else ""
         if is_rank0:
             run_summary.print_summary(run_dir, config, overrides, exit_code, step, uptime)
         engine.close()

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -10,6 +11,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigNode, ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.plugins import Plugins
+from hydra.core.utils import JobRuntime
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -89,6 +91,16 @@ def compose_points(
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise convert_hydra_error(error) from error
     return composed
+
+
+def compose_ahead(points: Sequence[Sequence[str]], job_name: str = "train") -> None:
+    """Compose configurations that later compositions of an entry point in this process copy.
+
+    Errors are those of the later compositions.
+    """
+    JobRuntime.instance().set("name", job_name)  # a part of the configuration
+    with suppress(ConfigError):
+        compose_points(points)
 
 
 def _resolve_user_config_dirs() -> list[Path]:

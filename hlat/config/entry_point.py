@@ -22,7 +22,13 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from hlat.config import compose, extensions, frozen_config, hydra_config_security
+from hlat.config import (
+    compose,
+    extensions,
+    frozen_config,
+    hydra_config_security,
+    launcher_plugins,
+)
 from hlat.config.config_errors import ConfigError, ExitCode
 from hlat.config.hydra_errors import convert_hydra_error
 from hlat.config.override_keys import validate_distinct_keys
@@ -78,6 +84,8 @@ def run_entry_point(task: Callable[[DictConfig], ExitCode]) -> None:
         hydra_config_security.refuse_rerun(sys.argv[1:])
         if {"-m", "--multirun"} & {*sys.argv}:
             validate_distinct_keys(sys.argv[1:])
+        if any(word == "-i" or word.startswith("--info") for word in sys.argv[1:]):
+            launcher_plugins.register_launchers()  # Hydra lists its plugins
         with _raise_hydra_errors():
             main(run_task)()
             if is_submitted:

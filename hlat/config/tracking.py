@@ -67,6 +67,9 @@ class TrackingConfig:
     metrics_every: int = bounded(10, min=1)
     """Steps between computations of `metrics`, each of which is a forward pass of a micro batch; a
     multiple of run.log_every."""
+    report: bool | None = None
+    """Write report.html and figures/ at the end of a run; null: true, but false for a point of a
+    sweep on this machine, which ends with a comparison. `hlat report RUN` writes them too."""
     services: list[TrackingService] = field(default_factory=list)
     """Tracking services: `[wandb]`, `[tensorboard]`, or both."""
     wandb: WandbConfig = field(default_factory=WandbConfig)

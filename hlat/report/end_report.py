@@ -1,21 +1,38 @@
 """Report at the end of a run; matplotlib, which is slow to import, is imported then."""
 
+import os
 import sys
 from pathlib import Path
 
+from hlat.config.run import Config
+from hlat.study.run_record import load_run_record
 
-def try_write_report(run_dir: Path) -> str:
+SWEEP_POINT_VARIABLE = "HLAT_SWEEP_POINT"
+"""Environment variable of the points of a sweep on this machine."""
+
+
+def try_write_report(config: Config, run_dir: Path) -> str:
     """Write the report of a run, or print an error; return the uptime in one line.
 
     The line is empty if the run had a single attempt.
     """
-    from hlat.report import goodput_section, report_writer
-    from hlat.study.run_record import load_run_record
-
     record = load_run_record(run_dir)
-    try:
-        report_writer.write_report(run_dir, record)
-    except OSError as error:
-        print(f"hlat: cannot write the report: {error}", file=sys.stderr)
+    if writes_report(config):
+        from hlat.report import report_writer
+
+        try:
+            report_writer.write_report(run_dir, record)
+        except OSError as error:
+            print(f"hlat: cannot write the report: {error}", file=sys.stderr)
     ledger = record.time_ledger
-    return goodput_section.format_goodput_summary(ledger) if len(ledger.attempts) > 1 else ""
+    if len(ledger.attempts) == 1:
+        return ""
+    from hlat.report import goodput_section
+
+    return goodput_section.format_goodput_summary(ledger)
+
+
+def writes_report(config: Config) -> bool:
+    """Return True if the run writes a report at its end."""
+    is_requested = config.tracking.report
+    return SWEEP_POINT_VARIABLE not in os.environ if is_requested is None else is_requested

@@ -49,7 +49,8 @@ def print_summary(
     if uptime:
         print_line(uptime)
     print_line(f"run directory: {run_dir}")
-    print_line(f"report:        {run_dir / 'report.html'}")
+    page = run_dir / "report.html"
+    print_line(f"report:        {page if page.exists() else f'hlat report {run_dir}'}")
     if exit_code is ExitCode.FINISHED:
         if changes := compute_extension(config, step):
             name = redact_text(str(config.run.name))

@@ -17,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from hlat.config.bounds import find_bounds_violations
 from hlat.config.config_errors import ConfigError, ExitCode
 from hlat.config.entry_point import get_user_environment
+from hlat.report.end_report import SWEEP_POINT_VARIABLE
 from hlat.tracking import sweep_log
 
 from .._sweep_points import (
@@ -38,6 +39,7 @@ from ._core_budget import (
     uses_accelerators,
 )
 from ._local_settings import LocalLauncherConfig
+from ._prepared_points import start_prepared_process
 from ._process_pool import ProcessPool
 from ._sweep_console import SweepConsole, SweepTask
 
@@ -67,7 +69,7 @@ class LocalLauncher(Launcher):
     def launch(
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
     ) -> Sequence[JobReturn]:
-        """Validate all points, run them, print the study, and exit with the first failure's code.
+        """Validate and run all points, print their comparison, and exit with the first failure.
 
         After a failed point the sweep continues; after an interrupted point it stops.
 
@@ -86,7 +88,13 @@ class LocalLauncher(Launcher):
             record_point(sweep_dir, number, point, point.run_dir)
         environment = build_group_environment(sweep_dir, points)
         console = SweepConsole(tasks, num_points)
-        pool = ProcessPool(self.command, environment, budget, console)
+        forks = False
+        if writes_logs:
+            environment[SWEEP_POINT_VARIABLE] = "1"
+            single = next((r for r in requests if r.num_processes == 1), requests[0])
+            variables = budget.build_environment(single, ())
+            forks = start_prepared_process(points, self.command[3:], variables)
+        pool = ProcessPool(self.command, environment, budget, console, forks)
         work = [*zip(tasks, requests, strict=True)]
         if points[0].config.study.stop_worse:
             from ._worse_points import run_until_worse  # reads reports, which are slow to import
@@ -99,17 +107,15 @@ class LocalLauncher(Launcher):
         else:
             codes, stopped = pool.run(work), {}
         if len(codes) + len(stopped) == len(tasks) and ExitCode.PREEMPTED not in codes.values():
-            self._print_study(points, sweep_dir)
+            self._print_comparison(points, sweep_dir)
         if unfinished := _format_unfinished(codes, len(tasks) - len(stopped)):
             print(f"hlat: of {len(tasks)} points {unfinished}", file=sys.stderr)
             sys.exit(next((codes[i] for i in sorted(codes) if codes[i]), ExitCode.PREEMPTED))
         return [build_job_return(task.point, task.number, str(task.number)) for task in tasks]
 
-    def _print_study(self, points: Sequence[SweepPoint], sweep_dir: Path) -> None:
-        """Print the tables and verdicts of a study, and write its page; diverged runs count."""
-        study = points[0].config.study
-        has_result = bool(study.baseline) or study.lr_grid.factor is not None
-        if len(points) > 1 and has_result and self.entry_point == "train":
+    def _print_comparison(self, points: Sequence[SweepPoint], sweep_dir: Path) -> None:
+        """Print the comparison of the runs, with the tables of a study, and write its page."""
+        if len(points) > 1 and self.entry_point == "train":
             print(flush=True)
             command = [sys.executable, "-m", "hlat", "report", str(sweep_dir)]
             subprocess.run(command, env=get_user_environment(), check=False)

@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from hlat.config.config_errors import ExitCode
 from hlat.config.entry_point import get_user_environment
 from hlat.distributed.process_signals import DUMP_SIGNAL
+from hlat.recovery.prepared_process import PreparedProcess
 from hlat.recovery.signal_handler import handle_signals
 
 from ._core_budget import ResourceBudget, ResourceRequest
+from ._prepared_points import can_fork
 from ._sweep_console import SweepConsole, SweepTask
 
 _SIGINT_EXIT_CODE = 130
@@ -31,7 +33,7 @@ class RunningProcess:
     task: SweepTask
     request: ResourceRequest
     device_ids: Sequence[str]
-    process: "subprocess.Popen[bytes]"
+    process: "subprocess.Popen[bytes] | PreparedProcess"
     start_time: float
 
 
@@ -43,6 +45,7 @@ class ProcessPool:
         environment: Environment variables in addition to those of the user.
         budget: Resources of all processes.
         console: Output of the progress.
+        forks: True to fork processes with a log file from a prepared one.
     """
 
     def __init__(
@@ -51,9 +54,10 @@ class ProcessPool:
         environment: Mapping[str, str],
         budget: ResourceBudget,
         console: SweepConsole,
+        forks: bool = False,
     ) -> None:
         self._command, self._environment = command, environment
-        self._budget, self._console = budget, console
+        self._budget, self._console, self._forks = budget, console, forks
         self._running: list[RunningProcess] = []
         self._exit_codes: dict[int, int] = {}
         self._signals: list[int] = []
@@ -109,19 +113,25 @@ class ProcessPool:
         self._console.print_start(task)
         variables = {**get_user_environment(), **self._environment}
         variables |= self._budget.build_environment(request, device_ids)
+        process = self._start_process(task, variables)
+        self._running.append(RunningProcess(task, request, device_ids, process, time.monotonic()))
+
+    def _start_process(
+        self, task: SweepTask, variables: Mapping[str, str]
+    ) -> "subprocess.Popen[bytes] | PreparedProcess":
+        """Start the process of a point, forked if its configuration allows this."""
+        command = [*self._command, *task.point.overrides]
+        if self._forks and task.log is not None and can_fork(task.point.config):
+            _, _, module, *arguments = command  # python -m MODULE
+            return PreparedProcess(module, arguments, variables, task.log)
         with contextlib.ExitStack() as stack:
             output = None
             if task.log is not None:
                 output = stack.enter_context(task.log.open("ab"))
-                variables["PYTHONUNBUFFERED"] = "1"  # writes log lines immediately
-            process = subprocess.Popen(
-                [*self._command, *task.point.overrides],
-                env=variables,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
+                variables = {**variables, "PYTHONUNBUFFERED": "1"}  # writes log lines immediately
+            return subprocess.Popen(
+                command, env=variables, stdout=output, stderr=output, start_new_session=True
             )
-        self._running.append(RunningProcess(task, request, device_ids, process, time.monotonic()))
 
     def _collect_finished(self) -> None:
         for running in [*self._running]:

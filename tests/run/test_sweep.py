@@ -52,7 +52,7 @@ def test_train_the_valid_points_in_parallel_in_one_group(
         "batch.micro_batch_size=4,3",
         "hydra.launcher.prune=true",
     )
-    fixed = ("run.steps=5", "tracking=wandb", "hydra.launcher.jobs=2", "hydra.launcher.cores=2")
+    fixed = ("run.steps=5", "tracking=wandb", "tracking.report=true", "hydra.launcher.jobs=2")
     done = runner.run("-m", f"--config-dir={mine.parent}", *arguments, *fixed)
     assert done.returncode == 0, done.stderr
     (sweep,) = (runner.folder / "runs/sweeps").iterdir()
