@@ -6,6 +6,7 @@ Modules are imported here that hlat.train imports when a run starts.
 import importlib
 import json
 import os
+import sys
 
 from hlat.config.compose import compose_ahead
 from hlat.recovery.prepared_process import OVERRIDES_VARIABLE
@@ -22,4 +23,5 @@ MODULES = (
 os.setsid()  # signals of the terminal must not end the process that waits for the runs
 for name in MODULES:
     importlib.import_module(name)
+del sys.modules["hlat.train"]  # a run executes it as __main__
 compose_ahead(json.loads(os.environ.pop(OVERRIDES_VARIABLE, "[]")))

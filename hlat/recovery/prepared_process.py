@@ -104,5 +104,4 @@ def _run_module(module: str, arguments: list[str], environment: dict[str, str], 
     os.close(file)
     _set_environment(environment)
     sys.argv = [module, *arguments]
-    sys.modules.pop(module, None)  # it runs again, as __main__
     runpy.run_module(module, run_name="__main__", alter_sys=True)
