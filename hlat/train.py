@@ -61,8 +61,7 @@ def run_worker(config: Config, config_yaml: str, overrides: list[str]) -> ExitCo
     from hlat.recovery import preflight
     from hlat.recovery.fault_tolerance import FaultTolerance
     from hlat.report.report_writer import try_write_report
-    from hlat.tracking import finished_runs, provenance, run_directory
-    from hlat.tracking.run_summary import print_summary
+    from hlat.tracking import finished_runs, provenance, run_directory, run_summary
     from hlat.tracking.tracker import Tracker
 
     is_rank0 = rank_environment.read_rank_info().is_rank0
@@ -93,7 +92,7 @@ def run_worker(config: Config, config_yaml: str, overrides: list[str]) -> ExitCo
                     finished_runs.record_finished_run(config)
                 uptime = try_write_report(run_dir) if is_rank0 else ""
         if is_rank0:
-            print_summary(run_dir, config, overrides, exit_code, step, uptime)
+            run_summary.print_summary(run_dir, config, overrides, exit_code, step, uptime)
         engine.close()
     return exit_code
 
@@ -124,7 +123,8 @@ def train(
             stage = loader.stage_name
             tracker.log_event("phase", state.step, name=stage)
         lr = compute_lr(state.step, config)
-        device_metrics = engine.train_step(sequences, lr)
+        with fault_tolerance.profile(state.step + 1):
+            device_metrics = engine.train_step(sequences, lr)
         state = state.after_step(config.batch)
         is_last = state.step == total_steps
         stop_requested = fault_tolerance.step() and not is_last
