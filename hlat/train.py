@@ -112,7 +112,7 @@ def train(
     from hlat.optim.lr_schedule import compute_lr
     from hlat.recovery.rollback_policy import NextAction
 
-    total_steps, eval_interval = compute_total_steps(config), config.evaluation.every_steps
+    total_steps = compute_total_steps(config)
     evaluation_data, stage = load_evaluation_data(config, loader), loader.stage_name
     tracker.log_ready(state.step)
     if not engine.parallel_state.world_group.any(bool(tracker.get_events("evaluate"))):
@@ -124,7 +124,8 @@ def train(
             stage = loader.stage_name
             tracker.log_event("phase", state.step, name=stage)
         lr = compute_lr(state.step, config)
-        device_metrics = engine.train_step(sequences, lr)
+        with fault_tolerance.profile(state.step + 1):
+            device_metrics = engine.train_step(sequences, lr)
         state = state.after_step(config.batch)
         is_last = state.step == total_steps
         stop_requested = fault_tolerance.step() and not is_last
@@ -139,8 +140,7 @@ def train(
                 return ExitCode.DIVERGED, state.step
             if action is NextAction.RESTART_FROM_CHECKPOINT:
                 continue
-        eval_due = eval_interval is not None and state.step % eval_interval == 0
-        if is_last or (eval_due and not stop_requested):
+        if is_last or (config.evaluation.is_due(state.step) and not stop_requested):
             with fault_tolerance.watchdog_paused():
                 evaluate_heldout(engine, evaluation_data, tracker, state.step, is_last)
         failure = fault_tolerance.run_periodic_checks(state.step)

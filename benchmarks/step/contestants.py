@@ -49,6 +49,12 @@ SHAPES = {
         "batch.micro_batch_size=4",
         "batch.sequence_length=512",
     ],
+    "0.16b": [
+        "model=160m",
+        "batch.sequence_length=512",
+        "batch.global_batch_size=1",
+        "batch.micro_batch_size=1",
+    ],
     "0.3b": [
         "model=160m",
         *(f"model.{setting}" for setting in LARGE_0_3B),

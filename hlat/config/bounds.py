@@ -46,7 +46,7 @@ class Bounds:
 def bounded(default: Any = MISSING, **bounds: float) -> Any:
     """Return a dataclass field with bounds on its values, or on the items of a collection."""
     metadata = {"bounds": Bounds(**bounds)}
-    if isinstance(default, dict):
+    if isinstance(default, dict | list):
         return field(default_factory=default.copy, metadata=metadata)
     return field(default=default, metadata=metadata)
 

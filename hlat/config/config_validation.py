@@ -13,6 +13,7 @@ from hlat.config.engine_capabilities import find_unsupported_settings
 from hlat.config.parallelism_validation import PARALLELISM_VALIDATORS, format_divisibility_error
 from hlat.config.precision import Dtype, Fp32Operator, RoundingMode
 from hlat.config.run import Config
+from hlat.config.run_steps import compute_total_steps
 from hlat.config.schedule import ScheduleSpec
 from hlat.model.decoder_spec import find_conflicts, list_parameter_specs
 from hlat.model.families import FAMILY_NAMES
@@ -138,6 +139,26 @@ def validate_metrics(config: Config) -> Iterator[str]:
         yield (
             f"tracking.metrics_every={tracking.metrics_every} is not a multiple of "
             f"run.log_every={log_every}; use {log_every} or a multiple of it"
+        )
+
+
+def validate_profiler(config: Config) -> Iterator[str]:
+    """Require recorded steps within the run, and ranks of the job."""
+    steps, ranks = config.profiler.steps, config.profiler.ranks
+    if not steps or config.batch.tokens_per_step < 1 or not config.phase.timeline:
+        return
+    total, size = compute_total_steps(config), config.num_processes
+    if (last := max(steps)) > total > 0:
+        yield (
+            f"profiler.steps contains {last}, and the run ends at step {total}; use steps from 1 "
+            f"to {total}"
+        )
+    if not ranks:
+        yield "profiler.ranks is empty, and profiler.steps is not; use profiler.ranks=[0]"
+    elif (rank := max(ranks)) >= size > 0:
+        yield (
+            f"profiler.ranks contains {rank}, and the run has {size} process"
+            f"{'es' * (size > 1)}; use ranks from 0 to {size - 1}"
         )
 
 
@@ -294,6 +315,7 @@ VALIDATORS: tuple[Callable[[Config], Iterable[str]], ...] = (
     validate_components,
     validate_optimizer,
     validate_metrics,
+    validate_profiler,
     validate_attention_heads,
     validate_lr_by_role,
     *PARALLELISM_VALIDATORS,

@@ -39,3 +39,7 @@ class EvaluationConfig:
     def count_sequences(self, sequence_length: int) -> int:
         """Return the number of held-out sequences of each source in the last evaluation."""
         return self.sequences_per_source or max(1, self.tokens_per_source // sequence_length)
+
+    def is_due(self, step: int) -> bool:
+        """Return True if an evaluation within the run follows a step."""
+        return self.every_steps is not None and step % self.every_steps == 0

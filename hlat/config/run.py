@@ -15,6 +15,7 @@ from hlat.config.optimizer import OptimizerConfig
 from hlat.config.parallelism import ParallelismConfig
 from hlat.config.phase import PhaseConfig
 from hlat.config.precision import PrecisionConfig
+from hlat.config.profiler import ProfilerConfig
 from hlat.config.recovery import RecoveryConfig
 from hlat.config.schedule import ScheduleConfig
 from hlat.config.study import StudyConfig
@@ -65,6 +66,7 @@ class Config:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    profiler: ProfilerConfig = field(default_factory=ProfilerConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     study: StudyConfig = field(default_factory=StudyConfig)
 

@@ -8,6 +8,7 @@ interface, so that train.py is the same for every engine.
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -203,6 +204,26 @@ class DecodeState(Protocol):
         """
 
 
+class StepRecording(Protocol):
+    """Running record of a training step by torch.profiler."""
+
+    def stop(self, memory_path: Path) -> None:
+        """Wait for the device and stop recording.
+
+        With profiler.memory, write a snapshot of the memory to `memory_path` if the device has one.
+
+        Raises:
+            OSError: The snapshot cannot be written.
+        """
+
+    def write_trace(self, path: Path) -> None:
+        """Write the trace as JSON compressed with gzip; call it after `stop`.
+
+        Raises:
+            OSError: The trace cannot be written.
+        """
+
+
 DeviceMetrics = Any
 """Metrics on the device; `Engine.read_metrics` copies them to the host."""
 
@@ -254,6 +275,13 @@ class Engine(Protocol):
         Args:
             sequences: Shard of this data-parallel rank, [global_batch_size / dp, sequence_length].
             learning_rate: Rate of this step.
+        """
+
+    def start_recording(self) -> StepRecording:
+        """Record the next training step on this rank, with the settings in `profiler`.
+
+        Raises:
+            RuntimeError: torch.profiler cannot start.
         """
 
     def eval_step(self, sequences: PackedSequences) -> DeviceMetrics:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from hlat.precision.random_bits import RandomBits
+from hlat.precision.record_range import record_range
 
 _CHUNK_NUMEL = {"cpu": 1 << 17}
 """Elements that a thread rounds or updates at a time, by device type; they fit its cache."""
@@ -58,6 +59,7 @@ class StochasticRounder:
             self.round_(buffer, random_bits, rows)
             total_rows.copy_(buffer.tensors[0])
 
+    @record_range("rounding")
     def round_(self, buffer: ScratchBuffer, random_bits: RandomBits, rows: slice) -> None:
         """Round the tensors of a buffer in place to values of bf16, with the bits of some rows.
 

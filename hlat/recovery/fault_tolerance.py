@@ -1,7 +1,7 @@
 """Fault tolerance of the training loop: signals, saves, watchdog, rollback and periodic checks."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from hlat.data.data_loader import DataLoader
 from hlat.distributed import heartbeat
 from hlat.engine import graph_extraction
 from hlat.engine.interface import Engine, StepMetrics
+from hlat.engine.step_profiler import StepProfiler
 from hlat.recovery import periodic_checks
 from hlat.recovery.replica_verification import verify_replicas
 from hlat.recovery.rollback_policy import NextAction, RollbackPolicy
@@ -34,6 +35,7 @@ class FaultTolerance:
         self._checkpointer = Checkpointer(config, run_dir, engine, loader, tracker, verify_replicas)
         self._rollback_policy = RollbackPolicy(config, run_dir, engine, loader, tracker)
         self._watchdog = StepWatchdog(config.recovery, run_dir, engine.parallel_state.rank)
+        self._profiler = StepProfiler(config, run_dir, engine, tracker)
         is_supervised = heartbeat.open_heartbeat() is not None
         self._num_unsaved_steps = 0
         self._signal_handler = SignalHandler(
@@ -54,6 +56,10 @@ class FaultTolerance:
 
     def __exit__(self, *exc_info: Any) -> None:
         self._exit_stack.__exit__(*exc_info)
+
+    def profile(self, step: int) -> AbstractContextManager[None]:
+        """Return a context that records the training step if `profiler.steps` contains it."""
+        return self._profiler.profile(step, self.watchdog_paused)
 
     def step(self) -> bool:
         """Record a finished step; return True if any rank has received a signal to stop."""

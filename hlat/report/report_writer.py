@@ -23,6 +23,7 @@ from hlat.plan import cost_figure, plan_figure
 from hlat.report import (
     comparison_curves,
     goodput_section,
+    profile_section,
     router_figure,
     run_header,
     spike_figure,
@@ -51,7 +52,7 @@ def write_report(run_dir: Path, record: RunRecord | None = None) -> Path:
     figures = _build_figures(record)
     _write_figures(run_dir / "figures", figures)
     page = run_dir / "report.html"
-    replace_file(page, _render_report(record, figures).encode())
+    replace_file(page, _render_report(record, figures, has_files=True).encode())
     return page
 
 
@@ -142,6 +143,8 @@ def _build_figures(record: RunRecord) -> list[ReportFigure]:
     figures += router_figure.build_router_figures(record)
     if record.time_ledger.attempts:
         figures.append(goodput_section.build_goodput_figure(record.time_ledger))
+    if profiles := profile_section.read_profiles(record):
+        figures.append(profile_section.build_profile_figure(profiles))
     comparisons, _ = plan_figure.try_compare_with_plan(record)
     if comparisons:
         figures.append(plan_figure.build_plan_comparison_figure(comparisons))
@@ -155,8 +158,12 @@ def _write_figures(figures_dir: Path, figures: Sequence[ReportFigure]) -> None:
             replace_file(figures_dir / f"{figure.name}{suffix}", figure.render_file(suffix))
 
 
-def _render_report(record: RunRecord, figures: Sequence[ReportFigure]) -> str:
-    ledger = record.time_ledger
+def _render_report(
+    record: RunRecord, figures: Sequence[ReportFigure], has_files: bool = False
+) -> str:
+    """Return the page of a run; `has_files` if the files of the run are next to it."""
+    ledger, profiles = record.time_ledger, profile_section.read_profiles(record)
+    profile_headers, profile_rows = profile_section.build_profile_table(profiles)
     by_name = {figure.name: figure for figure in figures if not figure.title}
     steps = [f"step {step}" for step in record.evaluations]
     comparisons, plan_error = plan_figure.try_compare_with_plan(record)
@@ -188,6 +195,11 @@ def _render_report(record: RunRecord, figures: Sequence[ReportFigure]) -> str:
         plan_figure=by_name.get(plan_figure.FIGURE_NAME),
         plan_rows=plan_figure.build_plan_comparison_table(comparisons),
         plan_error=plan_error,
+        profile_figure=by_name.get(profile_section.FIGURE_NAME),
+        profile_columns=_detect_columns(profile_headers, profile_rows),
+        profile_rows=profile_rows,
+        profile_files=profile_section.build_file_links(profiles),
+        has_files=has_files,
         sample_tables=summary_tables.build_sample_tables(record),
         data_rows=summary_tables.build_data_table(record),
         event_tables=summary_tables.build_event_tables(record),

@@ -7,8 +7,9 @@ cannot be parsed are counted.
 import gc
 import json
 import math
+import re
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from hlat.tracking.row_validation import has_valid_event_fields
 
 Row = dict[str, Any]
 
+_ACCOUNT_NAME = re.compile(r"(step_(\d{1,12})_rank_(\d{1,12}))_account\.json")
 _RUN_FILES = ("config.yaml", "provenance.json", "metrics.jsonl", "events.jsonl")
 
 
@@ -35,7 +37,8 @@ class RunRecord:
     """Content of a run directory.
 
     `metrics` and `events` are rows of JSON lines files, and `config` is the text of config.yaml.
-    `num_unreadable` counts lines and files that cannot be parsed.
+    `num_unreadable` counts lines and files that cannot be parsed. `profiles` are the accounts of
+    recorded steps by the start of the names of their files, in the order of steps and ranks.
     """
 
     name: str
@@ -44,6 +47,7 @@ class RunRecord:
     config: str
     provenance: Row
     num_unreadable: int
+    profiles: dict[str, Row] = field(default_factory=dict)
 
     def get_column(self, key: str) -> NDArray[np.float64]:
         """Return a column of metrics.jsonl, shape (rows,); NaN if missing or not finite."""
@@ -185,7 +189,19 @@ def load_run_record(run_dir: Path) -> RunRecord:
         config=config_text,
         provenance=provenance[0] if provenance else {},
         num_unreadable=sum(num_unreadable),
+        profiles=_load_profiles(run_dir / "profiles"),
     )
+
+
+def _load_profiles(directory: Path) -> dict[str, Row]:
+    """Return the account of each recorded step and rank; damaged files are omitted."""
+    found = {}
+    for path in directory.glob("step_*_account.json"):
+        match = _ACCOUNT_NAME.fullmatch(path.name)
+        account = _parse_row(_read_bytes(path)) if match else None
+        if match and isinstance(account, dict):
+            found[int(match[2]), int(match[3])] = (match[1], account)
+    return dict(found[key] for key in sorted(found))
 
 
 def is_run_dir(directory: Path) -> bool:

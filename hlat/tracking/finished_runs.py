@@ -28,7 +28,7 @@ from hlat.tracking.run_directory import CAMPAIGN_FILE, build_run_dir
 
 _DIRECTORY = ".finished"
 """Directory in the root with one file per settings and code."""
-_OTHER_GROUPS = ("tracking", "study")
+_OTHER_GROUPS = ("tracking", "profiler", "study")
 """Groups of settings without effect on the result."""
 _OTHER_RUN_KEYS = ("name", "root", "force", "repeat")
 START_DIGEST = "manifest_sha256"
@@ -116,15 +116,17 @@ def build_copy_provenance(source: Path, num_steps: int) -> dict[str, Any]:
 def find_finished_run(config: Config, start_digest: str | None = None) -> Path | None:
     """Return the directory of a finished run with the same settings, code and data, if any.
 
-    None with `run.repeat`, and for a run that has started, which is resumed. `start_digest` is the
-    SHA-256 of the manifest of the checkpoint from which a new run starts; None: unknown, or none.
+    None with `run.repeat`, for a run that has started, which is resumed, and for one that records
+    profiles, which a copy would not have. `start_digest` is the SHA-256 of the manifest of the
+    checkpoint from which a new run starts; None: unknown, or none.
     """
     if start_digest is None and config.checkpoint.start_from is not None:
         return None
     own_dir = build_run_dir(config.run)
     has_started = os.path.exists(open_events_log(own_dir).path)  # False if it is not readable
     is_resumable = has_started and os.access(own_dir, os.W_OK)  # not that of another user
-    if config.run.repeat or (is_resumable and not is_copy(own_dir)):
+    repeats = config.run.repeat or bool(config.profiler.steps)
+    if repeats or (is_resumable and not is_copy(own_dir)):
         return None
     config_digest = _compute_config_digest(config, start_digest)
     for root in _list_index_roots(config):

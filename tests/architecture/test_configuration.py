@@ -28,6 +28,7 @@ CODE = {
     "optimizer": "optim",
     "parallelism": "distributed",
     "phase": "config/phase_steps.py",
+    "profiler": "engine/step_profiler.py",
     "schedule": "optim/lr_schedule.py",
 }
 """Code of the groups whose package has the name of a command or a term of the field."""

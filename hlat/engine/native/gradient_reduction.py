@@ -9,6 +9,7 @@ from hlat.distributed.device_mesh import ParallelMesh
 from hlat.engine.native.gradient_accumulation import AutogradAccumulator, register_grad_hooks
 from hlat.engine.native.sharded_parameters import ShardedParameters
 from hlat.model.embedding_spec import EMBEDDING_NAME
+from hlat.precision.record_range import record_range
 
 
 class GradientReducer:
@@ -55,6 +56,7 @@ class GradientReducer:
         if self._counts[name] == self.num_micro_batches:
             self._start_reduction(name)
 
+    @record_range("gradient_reduction")
     def _start_reduction(self, name: str) -> None:
         sharding = self._params.local_params[name].sharding
         self._pending[name] = sharding.start_reduction(self._finalize_gradient(name))

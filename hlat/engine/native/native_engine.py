@@ -18,7 +18,7 @@ from hlat.distributed.parallel_state import ParallelState
 from hlat.distributed.state_shard import StateShard
 from hlat.engine import replica_comparison
 from hlat.engine.device_checks import DeviceContext, run_device_checks
-from hlat.engine.interface import DeviceReport, ReplicaMismatch, StepMetrics
+from hlat.engine.interface import DeviceReport, ReplicaMismatch, StepMetrics, StepRecording
 from hlat.engine.native import fsdp
 from hlat.engine.native.compile_backend import select_compile_backend
 from hlat.engine.native.decoding import DecodeContext, NativeDecodeState, build_empty_decode_state
@@ -50,6 +50,7 @@ from hlat.model.decoder_spec import list_parameter_specs
 from hlat.model.loss import IGNORE_INDEX, build_next_token_targets, linear_cross_entropy
 from hlat.optim.gradient_norm import compute_global_norm
 from hlat.optim.optimizer_spec import list_weight_copies
+from hlat.precision.record_range import record_range
 from hlat.precision.torch_dtypes import TORCH_DTYPES
 
 
@@ -120,15 +121,19 @@ class NativeEngine:
         loss = self._runner.backward(self._build_batch(sequences), size, scale)
         gradients = params.collect_gradients()
         loss, grad_norm = self._all_reduce_metrics(loss, params.select_owned_rows(gradients))
-        max_norm = self.config.optimizer.grad_clip  # torch's clip_grad_norm_ with a global norm
-        if max_norm:
-            optimizer_params = params.optimizer_params.values()
-            torch.nn.utils.clip_grads_with_norm_(optimizer_params, max_norm, grad_norm)
+        self._clip_gradients(grad_norm)
         skip = ~torch.isfinite(grad_norm)
         params.step(learning_rate, skip)
         self._statistics.update_buffers(skip)
         self._num_skipped += skip
         return {"loss": loss, "grad_norm": grad_norm}
+
+    def start_recording(self) -> StepRecording:
+        """Record the next training step on this rank, with the settings in `profiler`."""
+        from hlat.engine.native.step_recording import TorchStepRecording
+
+        is_compiled = self._compile_backend is not None
+        return TorchStepRecording(self.config.profiler, self.model_parts, self._device, is_compiled)
 
     @torch.no_grad()
     def eval_step(self, sequences: PackedSequences) -> dict[str, Tensor]:
@@ -282,6 +287,7 @@ class NativeEngine:
             targets[:, :-1].masked_fill_(is_excluded, IGNORE_INDEX)
         return DeviceBatch(tokens, documents if data.document_mask else None, targets)
 
+    @record_range("loss")
     def _compute_loss(
         self, part: Decoder, outputs: Tensor, targets: Tensor, scale: float | None
     ) -> Tensor:
@@ -315,6 +321,16 @@ class NativeEngine:
         self._mesh.dp.all_reduce(total)
         return int(total)
 
+    @record_range("optimizer")
+    def _clip_gradients(self, grad_norm: Tensor) -> None:
+        """Apply torch's clip_grad_norm_ with the global norm."""
+        assert isinstance(self.params, TrainableParameters)
+        max_norm = self.config.optimizer.grad_clip
+        if max_norm:
+            params = self.params.optimizer_params.values()
+            torch.nn.utils.clip_grads_with_norm_(params, max_norm, grad_norm)
+
+    @record_range("optimizer")
     def _all_reduce_metrics(self, loss: Tensor, tensors: list[Tensor]) -> tuple[Tensor, Tensor]:
         """Return the sum of the loss and the norm of sharded tensors over ranks."""
         if self._mesh.world_size == 1:

@@ -13,6 +13,7 @@ from hlat.precision.random_bits import (
     RandomBitsGenerator,
     build_random_bits_generator,
 )
+from hlat.precision.record_range import record_range
 from hlat.precision.stochastic_rounding import StochasticRounder
 
 _COUNTERS_PER_STEP = 1 << 20
@@ -34,6 +35,7 @@ class NearestRounding:
         for _, (total_rows, gradient_rows) in self._rounder.iter_chunks(total, gradient):
             total_rows += gradient_rows
 
+    @record_range("rounding")
     def copy_(self, name: str, target: Tensor, source: Tensor) -> None:
         """Copy the updated rows of a master weight to the model."""
         target.copy_(source)
@@ -68,17 +70,20 @@ class StochasticRounding(NearestRounding):
         """Set the number of micro batches of each data-parallel rank in the next step."""
         self._first_micro_batch = self._dp_rank * num_micro_batches
 
+    @record_range("rounding")
     def add_(self, name: str, micro_batch: int, total: Tensor, gradient: Tensor) -> None:
         """Add a gradient to the sum; the bits depend on the global index of the micro batch."""
         counter = _FIRST_ACCUMULATION_COUNTER + self._first_micro_batch + micro_batch
         bits = self._generate(name, counter, slice(None))
         self._rounder.add_rounded_(total, gradient, bits)
 
+    @record_range("rounding")
     def copy_(self, name: str, target: Tensor, source: Tensor) -> None:
         """Copy the updated rows of a master weight to the model."""
         bits = self._generate(name, _COPY_COUNTER, self._params.updated_rows[name])
         self._rounder.copy_rounded_(target, source, bits)
 
+    @record_range("rounding")
     def get_update_bits(self, name: str, num_tensors: int) -> RandomBits:
         """Return the bits that round the updated rows of a parameter and its optimizer state."""
         index = torch.arange(num_tensors, device=self._params.local_params[name].param.device)

@@ -21,6 +21,7 @@ from hlat.optim import optimizer_factory
 from hlat.optim.low_precision_optimizer import LowPrecisionOptimizer
 from hlat.optim.optimizer_spec import EMA, find_average
 from hlat.optim.update_rule import UpdateRule, store_update
+from hlat.precision.record_range import record_range
 from hlat.precision.torch_dtypes import TORCH_DTYPES
 
 
@@ -90,6 +91,7 @@ class TrainableParameters(ShardedParameters):
         if isinstance(self._rounding, StochasticRounding):
             self._rounding.start_step(num_micro_batches)
 
+    @record_range("gradient_reduction")
     def collect_gradients(self) -> dict[str, Tensor]:
         """Return the gradients of the step, summed over micro batches and ranks."""
         gradients = self._gradients.pop_gradients()
@@ -99,6 +101,7 @@ class TrainableParameters(ShardedParameters):
             param.grad = updates[name]
         return updates
 
+    @record_range("optimizer")
     def step(self, learning_rate: float, skip: Tensor) -> None:
         """Update the parameters and clear the gradients.
 

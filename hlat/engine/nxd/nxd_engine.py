@@ -23,7 +23,13 @@ from hlat.distributed.parallel_state import ParallelState
 from hlat.distributed.state_shard import StateShard
 from hlat.engine import replica_comparison
 from hlat.engine.device_checks import DeviceContext, run_device_checks
-from hlat.engine.interface import DecodeState, DeviceReport, ReplicaMismatch, StepMetrics
+from hlat.engine.interface import (
+    DecodeState,
+    DeviceReport,
+    ReplicaMismatch,
+    StepMetrics,
+    StepRecording,
+)
 from hlat.engine.nxd.host_state import HostState
 from hlat.engine.nxd.nxd_config import build_nxd_config
 from hlat.engine.nxd.nxd_layers import NxdCausalLM
@@ -98,6 +104,10 @@ class NxdEngine:
         return {"loss": loss, "grad_norm": self._grad_norm}
 
     @torch.no_grad()
+    def start_recording(self) -> StepRecording:
+        """Raise AssertionError."""
+        raise AssertionError("the capability table forbids profiles")
+
     def eval_step(self, sequences: PackedSequences) -> dict[str, Tensor]:
         """Compute the mean loss of sequences, the same on every rank.
 

@@ -12,6 +12,30 @@ Compose = Callable[..., DictConfig]
 
 REFUSED = [
     (
+        ["profiler.steps=[5,41]", "run.steps=40"],
+        "profiler.steps contains 41, and the run ends at step 40; use steps from 1 to 40",
+    ),
+    (["profiler.steps=[0]"], "profiler.steps.0=0 is too small; use 1 or more"),
+    (
+        ["profiler.steps=[5]", "profiler.ranks=[0,1]"],
+        "profiler.ranks contains 1, and the run has 1 process; use ranks from 0 to 0",
+    ),
+    (
+        ["profiler.steps=[5]", "profiler.ranks=[4]", "parallelism.tp=2", "parallelism.dp=2"],
+        "profiler.ranks contains 4, and the run has 4 processes; use ranks from 0 to 3",
+    ),
+    (["profiler.steps=[5]", "profiler.ranks=[-1]"], "profiler.ranks.0=-1 is too small"),
+    (
+        ["profiler.steps=[5]", "profiler.ranks=[]"],
+        "profiler.ranks is empty, and profiler.steps is not; use profiler.ranks=[0]",
+    ),
+    (
+        ["profiler.steps=[5]", "engine=nxd"],
+        "profiler.steps=[5] is not supported by engine=nxd: torch.profiler records the tracing of a "
+        "graph, not its execution on the device; use neuron-profile, engine=native, or "
+        "profiler.steps=[]",
+    ),
+    (
         ["batch.global_batch_size=10", "batch.micro_batch_size=4"],
         "batch.global_batch_size=10 is not a multiple of batch.micro_batch_size=4 x dp=1; "
         "use batch.micro_batch_size 1, 2, 5 or 10, or batch.global_batch_size=8",
@@ -412,6 +436,8 @@ def test_all_violations_are_reported_at_once(compose: Compose) -> None:
         ["compiler=neuron_2_33_compiled"],
         ["model=160m"],
         ["model=1b"],
+        ["profiler.steps=[1,20]", "run.steps=20", "profiler.ranks=[0,1]", "parallelism.dp=2"],
+        ["profiler.ranks=[7]"],
         ["experiment=quickstart"],
     ],
 )

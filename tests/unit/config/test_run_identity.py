@@ -23,6 +23,8 @@ SAME = [
     "batch.micro_batch_size=2",
     "checkpoint.every_steps=9",
     "data.encoder=fast",
+    "profiler.steps=[3]",
+    "profiler.memory=true",
 ]
 SINGLE = ["hardware=cpu", "parallelism=single", "precision=fp32"]
 OTHER = [

@@ -29,3 +29,18 @@ def test_columns_contain_numeric_values_only(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found.get_column("a"), expected)
     np.testing.assert_array_equal(found.get_column("b"), [math.nan] * 7)
     assert found.get_column("a") is found.get_column("a")
+
+
+def test_profiles_are_read_in_the_order_of_steps_and_ranks(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
+    folder = tmp_path / "profiles"
+    folder.mkdir()
+    for name in ("step_10_rank_0", "step_9_rank_10", "step_9_rank_2"):
+        (folder / f"{name}_account.json").write_text('{"seconds": 1.5}')
+    (folder / "step_11_rank_0_account.json").write_text('{"seconds": ')
+    (folder / "step_12_rank_0_account.json").write_text("[1]")
+    (folder / "step_x_rank_0_account.json").write_text('{"seconds": 1}')
+    (folder / "step_13_rank_0_modules.csv").write_text("module\n")
+    found = load_run_record(tmp_path).profiles
+    assert [*found] == ["step_9_rank_2", "step_9_rank_10", "step_10_rank_0"]
+    assert found["step_10_rank_0"] == {"seconds": 1.5}

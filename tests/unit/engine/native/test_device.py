@@ -44,6 +44,14 @@ def test_hardware_rounding_needs_a_pinned_sdk(compose, small):
         validate_device(config, "neuron")
 
 
+def test_steps_are_not_profiled_on_trainium(compose, small):
+    config = resolve_config(compose(*small, "profiler.steps=[3]"))
+    validate_device(config, "cpu")
+    validate_device(config, "cuda")
+    with pytest.raises(ConfigError, match=r"device neuron with profiler\.steps=\[3\] is not sup"):
+        validate_device(config, "neuron")
+
+
 @pytest.mark.parametrize(
     ("device_type", "deterministic", "warns"),
     [("neuron", "true", True), ("neuron", "false", False), ("cpu", "true", False)],
