@@ -192,7 +192,7 @@ def _warn_of_missing_extensions(records: "Sequence[RunRecord]") -> None:
 def _compare_runs(
     directories: Sequence[Path], output_dir: Path | None, project: str | None
 ) -> list[str]:
-    from hlat.report.report_writer import write_comparison
+    from hlat.report.comparison_writer import write_comparison
     from hlat.study import run_comparison
     from hlat.study.study_result import build_study_report, build_study_result, format_study
     from hlat.tracking.text_format import format_table
