@@ -21,14 +21,29 @@ def install_c_parser() -> None:
 
 @functools.cache
 def _get_c_loader() -> type:
-    """Return OmegaConf's loader with the parser in C."""
+    """Return OmegaConf's loader with the parser in C.
 
-    class CLoader(yaml.cyaml.CParser, _get_python_loader()):  # type: ignore[misc]
+    The errors are those of the parser in Python, which name the line where a construct begins.
+    """
+    python_loader = _get_python_loader()
+
+    class CLoader(yaml.cyaml.CParser, python_loader):  # type: ignore[misc, valid-type]
         """Loader with the initialization of yaml.CSafeLoader."""
 
         def __init__(self, stream: Any) -> None:
-            yaml.cyaml.CParser.__init__(self, stream)
+            self._file = getattr(stream, "name", None)
+            self._text = stream.read() if hasattr(stream, "read") else stream
+            yaml.cyaml.CParser.__init__(self, self._text)
             SafeConstructor.__init__(self)
             Resolver.__init__(self)
+
+        def get_single_data(self) -> Any:
+            """Return the content of the document."""
+            try:
+                return super().get_single_data()
+            except yaml.YAMLError:
+                loader = python_loader(self._text)
+                loader.name = self._file or loader.name
+                return loader.get_single_data()
 
     return CLoader
