@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+from hlat.config.batch import BatchConfig
 from hlat.config.tracking import WandbConfig as Settings
 from hlat.tracking import async_logger
 from hlat.tracking.async_logger import AsyncLogger
@@ -18,6 +19,7 @@ from hlat.tracking.metric_logger import RunInfo
 from hlat.tracking.wandb_logger import WandbLogger, _find_wandb_core_pids
 
 ROWS = 2000
+BATCH = BatchConfig(global_batch_size=1, micro_batch_size=1, sequence_length=512)
 SIGNALS = {"killed": signal.SIGKILL, "hangs": signal.SIGSTOP}
 
 
@@ -25,7 +27,7 @@ def main(what: str, folder: Path) -> None:
     logging.basicConfig(format="%(name)s %(message)s", level=logging.WARNING)
     if what == "hangs":
         async_logger._FINISH_TIMEOUT_S = 1.0
-    beside = AsyncLogger("W&B", WandbLogger(Settings(), 512, print))
+    beside = AsyncLogger("W&B", WandbLogger(Settings(), BATCH, print))
     beside.start(RunInfo(folder, "x", "abcd1234", 1, 0, ROWS, {}, None))
     while not [file for file in folder.glob("wandb/*/*.wandb") if file.stat().st_size]:
         time.sleep(0.02)
