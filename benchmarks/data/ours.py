@@ -45,6 +45,7 @@ def open_loader(settings: Settings) -> Ours:
         heldout_documents=0,
         encoder=EncoderLibrary(settings.options["encoder"]),
         workers=settings.workers,
+        prefetch=settings.options.get("prefetch", DataConfig.prefetch),
     )
     phase = PhaseConfig("benchmark", [PhaseStage("all")])
     return Ours(open_hlat(data, phase, BatchConfig(ROWS, ROWS, LENGTH), settings.seed))

@@ -133,10 +133,29 @@ def permutation_row(entry: Json) -> list[str]:
     ]
 
 
+def render_share(result: Json) -> str:
+    """Return the table of our loader relative to its encoder, with the machine of each label."""
+    header = ["", "encoder alone, ns per token", "loader, ns per token", "ratio", "quartiles"]
+    rows = []
+    for pair in zip(*(measured["rows"] for measured in result.values()), strict=True):
+        for label, row in zip(result, pair, strict=True):
+            title = f"{row['encoder']} encoder, `{row['tokenizer']}`, `{row['corpus']}`, {label}"
+            costs = [row[f"{name}_ns_per_token"]["median"] for name in ("encoder", "loader")]
+            low, high = row["quartiles"]
+            cells = [f"{cost:,.0f}" for cost in costs]
+            rows.append([title, *cells, seconds(row["ratio"]), f"{low:.2f} to {high:.2f}"])
+    notes = [
+        f"{label.capitalize()}: {measured['rounds']} rounds, {machine(measured)}"
+        for label, measured in result.items()
+    ]
+    return "\n\n".join([table(header, rows), *notes])
+
+
 TABLES: dict[str, tuple[str, Callable[[Json], str]]] = {
     "throughput": ("result.json", render_throughput),
     "resume": ("resume.json", render_resume),
     "scale": ("scale.json", render_scale),
+    "share": ("encoder_share.json", render_share),
 }
 
 

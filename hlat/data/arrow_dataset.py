@@ -122,6 +122,7 @@ class ArrowDataset:
         self._column = column
         self._files = _open_files([_build_data_file(file) for file in files], column, config_key)
         self._row_ends = list(accumulate(file.num_rows for file in self._files))
+        self._row_starts = [0, *self._row_ends[:-1]]
         self._num_rows = self._row_ends[-1] if self._row_ends else 0
 
     def __len__(self) -> int:
@@ -143,7 +144,7 @@ class ArrowDataset:
         """
         assert 0 <= row < self._num_rows
         number = bisect_right(self._row_ends, row)
-        return self._files[number].read_row(row - (self._row_ends[number - 1] if number else 0))
+        return self._files[number].read_row(row - self._row_starts[number])
 
     def read_text(self, row: int) -> str:
         """Return the document in a row as text, with U+FFFD in place of invalid UTF-8."""

@@ -9,6 +9,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from hlat.config.batch import BatchConfig
@@ -29,6 +30,11 @@ class MixtureStage:
     proportions: tuple[tuple[str, float], ...]
     """Proportion of tokens by source, in alphabetical order; positive, with sum 1."""
     name: str = field(compare=False)
+
+    @cached_property
+    def only_source(self) -> str | None:
+        """Name of the source of a stage with one source; None with several."""
+        return self.proportions[0][0] if len(self.proportions) == 1 else None
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as they are saved in checkpoints."""
@@ -61,8 +67,8 @@ class MixtureStage:
         `tokens` has the tokens read from each source since the stage started, and a segment has at
         most `segment_tokens`.
         """
-        if len(self.proportions) == 1:
-            return self.proportions[0][0]
+        if self.only_source is not None:
+            return self.only_source
         total = sum(tokens[name] for name, _ in self.proportions)
         eligible = [
             (name, p)

@@ -19,10 +19,13 @@ from hlat.data.permutation import Permutation
 from hlat.data.source_files import find_source_files
 from hlat.storage.data_file import DataFile
 
-MAX_LOOKAHEAD_ROWS = 256
-"""Maximum number of rows permuted at once."""
+MIN_LOOKAHEAD_ROWS = 256
+MAX_LOOKAHEAD_ROWS = 2048
+"""Minimum and maximum number of rows permuted at once. The number doubles while a reader continues,
+because a large one delays the first batch and a small one costs more per row."""
 MIN_VECTORIZED_ROWS = 64
 """Approximate number of rows below which one array call is slower than single calls."""
+_NO_ROWS: tuple[int, Sequence[int]] = (0, ())
 
 
 class DataSource:
@@ -59,7 +62,7 @@ class DataSource:
         self._split_permutation = Permutation(size, ("heldout", name, self._content_sha256))
         # The streams read one epoch, or two around its end
         self._epoch_permutation = lru_cache(maxsize=2)(self._build_epoch_permutation)
-        self._lookahead: dict[tuple[int, int], tuple[int, list[int]]] = {}
+        self._lookahead: dict[tuple[int, int], tuple[int, Sequence[int]]] = {}
         reserved_rows = map(self._split_permutation, range(self._num_reserved))
         reserved_bytes = sum(len(dataset.read_document(row)) for row in reserved_rows)
         if dataset.num_bytes == reserved_bytes:
@@ -109,34 +112,48 @@ class DataSource:
         return Permutation(self.num_training_documents, key)
 
     def read_training_document(self, position: int, stride: int = 1) -> memoryview:
-        """Return the bytes of the document at a position of the endless training order.
+        """Return the first document of `iter_training_documents`."""
+        return next(self.iter_training_documents(position, stride))
+
+    def iter_training_documents(self, position: int, stride: int) -> Iterator[memoryview]:
+        """Yield the bytes of the documents at positions of the endless training order.
 
         Args:
-            position: Position in the order.
-            stride: Expected distance to the reader's next position. Positions are permuted in
-                groups of up to `MAX_LOOKAHEAD_ROWS`, which is faster than single positions.
+            position: First position in the order.
+            stride: Distance between the positions. They are permuted in groups of up to
+                `MAX_LOOKAHEAD_ROWS`, which is faster than single positions.
 
         Raises:
-            ConfigError: If its file is missing or has changed.
+            ConfigError: If a file is missing or has changed.
         """
-        lane = stride, position % stride
-        first, rows = self._lookahead.get(lane, (position, []))
-        index, remainder = divmod(position - first, stride)
-        if remainder or not 0 <= index < len(rows):
-            index, rows = 0, self._compute_lookahead_rows(position, stride)
-            self._lookahead[lane] = position, rows
-        return self.dataset.read_document(rows[index])
+        read_document = self.dataset.read_document
+        while True:
+            rows = self._find_lookahead_rows(position, stride)
+            for row in rows:
+                yield read_document(row)
+            position += stride * len(rows)
 
-    def _compute_lookahead_rows(self, position: int, stride: int) -> list[int]:
-        """Return the rows at `position` and the reader's next positions in the epoch."""
+    def _find_lookahead_rows(self, position: int, stride: int) -> Sequence[int]:
+        """Return the rows at `position` and some of the next positions, at least one."""
+        lane = stride, position % stride
+        first, rows = self._lookahead.get(lane, _NO_ROWS)
+        index = (position - first) // stride
+        if not 0 <= index < len(rows):
+            count = min(MAX_LOOKAHEAD_ROWS, max(MIN_LOOKAHEAD_ROWS, 2 * len(rows)))
+            index, rows = 0, self._compute_lookahead_rows(position, stride, count)
+            self._lookahead[lane] = position, rows
+        return rows[index:]
+
+    def _compute_lookahead_rows(self, position: int, stride: int, count: int) -> Sequence[int]:
+        """Return the rows at `position` and at up to `count` positions in the epoch."""
         epoch, index = divmod(position, self.num_training_documents)
-        end = min(self.num_training_documents, index + stride * MAX_LOOKAHEAD_ROWS)
+        end = min(self.num_training_documents, index + stride * count)
         indices = np.arange(index, end, stride)
         if len(indices) < MIN_VECTORIZED_ROWS:
             return [self.get_training_row(position)]
         permuted = self._epoch_permutation(epoch)(indices)
-        rows: list[int] = self._split_permutation(self._num_reserved + permuted).tolist()
-        return rows
+        # A memoryview, because access to one NumPy element is slower and a list is larger
+        return self._split_permutation(self._num_reserved + permuted).data
 
 
 def _validate_size(name: str, size: int, num_heldout_documents: int) -> None:

@@ -25,6 +25,7 @@ TOKENS_PER_RELOAD = 1 << 26
 """Number of tokens after which the fast library is reloaded. Its word cache grows by up to 10 bytes
 per token (text without spaces, base64), and version 0.10 never evicts an entry."""
 
+_LAST_LATIN = 0xFF
 _LAST_CLASSIFIED = 0x3FFFF
 """The planes beyond contain private use, tags and variation selectors."""
 _MAX_REASON_CHARACTERS = 300
@@ -118,19 +119,30 @@ class FastEncoder:
         Raises:
             ConfigError: If the tokenizer cannot encode a text.
         """
+        arrays = []
         with translate_errors(self._label):
-            return [self._encode(text) for text in documents]
+            for text in documents:
+                if not text.isascii() and _has_differing_code_point(text):
+                    arrays += self._reference.encode([text])
+                    continue
+                ids: NDArray[np.uint32] = self._library.encode(text)
+                arrays.append(ids.view(np.int32))
+                self._tokens_until_reload -= ids.size
+                if self._tokens_until_reload < 0:
+                    self._load()
+        return arrays
 
-    def _encode(self, text: str) -> NDArray[np.int32]:
-        if not text.isascii():
-            code_points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
-            if _find_differing_code_points()[code_points].any():
-                return self._reference.encode([text])[0]
-        ids: NDArray[np.uint32] = self._library.encode(text)
-        self._tokens_until_reload -= ids.size
-        if self._tokens_until_reload < 0:
-            self._load()
-        return ids.view(np.int32)
+
+def _has_differing_code_point(text: str) -> bool:
+    """Return True if the libraries may differ on a code point of the text."""
+    code_points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+    # The libraries agree on the code points of Latin-1, which are most of a European text
+    is_other = code_points > _LAST_LATIN
+    num_others = np.count_nonzero(is_other)
+    if num_others < len(code_points) // 2:
+        code_points = code_points[is_other]
+    # Without the copy of the default mode, which raises an error for an index out of range
+    return bool(_find_differing_code_points().take(code_points, mode="clip").any())
 
 
 @functools.cache

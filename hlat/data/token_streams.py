@@ -5,30 +5,20 @@ and each rank reads some of them. The state of a stream is a document, a chunk o
 offset per source: a few integers. A resume tokenizes the open chunks again.
 """
 
-import functools
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hlat.config.config_errors import ConfigError
 from hlat.data.data_mixture import MixtureStage
 from hlat.data.data_source import DataSource
+from hlat.data.document_runs import DocumentRun, RunLocation, TokenArray, tokenize_runs
 from hlat.data.tokenizer import Tokenizer
 
 MAX_SEGMENT_SEQUENCES = 4
 """Sequences after which a long document is interrupted by other sources. It limits the effect of
 the longest document on the mixture."""
-CHUNK_BYTES = 1 << 16
-"""Approximate size of a segment. It limits the memory of an interrupted document, and the text that
-a resume tokenizes again."""
-
-TokenArray = NDArray[np.int32]
-
-_LOG = logging.getLogger("hlat.data")
 
 
 @dataclass
@@ -48,24 +38,6 @@ class SourceCursor:
 
 
 NUM_CURSOR_FIELDS = len(fields(SourceCursor))
-
-
-class ChunkLocation(NamedTuple):
-    """Location of a document chunk."""
-
-    source: str
-    position: int
-    """Position of the document in the training order of its source."""
-    start: int
-    """Byte of the document at which the chunk starts."""
-
-
-class TokenizedChunk(NamedTuple):
-    """Tokens of a document chunk, with an optional BOS before the first and EOS after the last."""
-
-    tokens: TokenArray
-    next_chunk_start: int
-    """Byte at which the next chunk starts; 0 after the last chunk."""
 
 
 class TokenStream:
@@ -88,13 +60,13 @@ class TokenStream:
         self._stage: MixtureStage | None = None
         self._source: str | None = None
         self._remaining_sequences = 0
-        self._chunks: dict[str, TokenizedChunk] = {}
+        self._runs: dict[str, DocumentRun] = {}
         self.num_empty_documents = 0
         """Number of consecutive documents without tokens."""
 
     def begin_sequence(self, stage: MixtureStage) -> None:
         """Start the next sequence; a new stage resets the token counts of the mixture."""
-        if stage == self._stage:
+        if stage is self._stage or stage == self._stage:  # identity takes a tenth of the time
             return
         self._stage = stage
         for cursor in self.cursors.values():
@@ -102,44 +74,34 @@ class TokenStream:
         self._open_segment(stage.select_first_source((self.index + 0.5) / self.num_streams))
 
     def fill_row(self, row: TokenArray, num_filled: int) -> int:
-        """Write to row[num_filled:] until it is full or a chunk is missing.
+        """Write to row[num_filled:] until it is full or a run of documents is missing.
 
         Returns:
             The new number of tokens in the row.
         """
         while num_filled < len(row):
             source = self._source or self._open_next_segment()
-            chunk = self._chunks.get(source)
-            if chunk is None:
-                break
-            offset = self.cursors[source].token_offset
-            assert offset < len(chunk.tokens), "the fingerprint guarantees equal documents"
-            count = min(len(row) - num_filled, len(chunk.tokens) - offset)
-            row[num_filled : num_filled + count] = chunk.tokens[offset : offset + count]
-            num_filled += count
-            self._advance(source, count, chunk)
-        if num_filled == len(row):
-            self._remaining_sequences -= 1
-            if self._remaining_sequences == 0:
-                self._source = None
+            run = self._find_run_with_tokens(source)
+            if run is None:
+                return num_filled
+            num_filled += self._read_run(source, run, row[num_filled:])
+        self._remaining_sequences -= 1
+        if self._remaining_sequences == 0:
+            self._source = None
         return num_filled
 
-    def get_required_chunk(self) -> ChunkLocation:
-        """Return the location of the missing chunk."""
+    def get_required_run(self, num_tokens: int) -> RunLocation:
+        """Return the location of the missing run, of about `num_tokens` tokens."""
         assert self._source is not None
         cursor = self.cursors[self._source]
         position = cursor.document * self.num_streams + self.index
-        return ChunkLocation(self._source, position, cursor.chunk_start)
+        return RunLocation(self._source, position, cursor.chunk_start, num_tokens)
 
-    def add_chunk(self, chunk: TokenizedChunk) -> None:
-        """Add the missing chunk, or move to the next one if it has no tokens."""
+    def add_run(self, run: DocumentRun) -> None:
+        """Add the missing run."""
         assert self._source is not None
-        if len(chunk.tokens):
-            self._chunks[self._source] = chunk
-            self.num_empty_documents = 0
-        else:
-            self._close_chunk(self._source, chunk.next_chunk_start)
-            self.num_empty_documents += 1
+        run.skip_tokens(self.cursors[self._source].token_offset)
+        self._runs[self._source] = run
 
     def _open_segment(self, source: str) -> None:
         self._source = source
@@ -147,28 +109,50 @@ class TokenStream:
 
     def _open_next_segment(self) -> str:
         assert self._stage is not None
-        tokens = {name: cursor.stage_tokens for name, cursor in self.cursors.items()}
-        source = self._stage.select_next_source(tokens, self._max_segment_tokens)
+        source = self._stage.only_source
+        if source is None:
+            tokens = {name: cursor.stage_tokens for name, cursor in self.cursors.items()}
+            source = self._stage.select_next_source(tokens, self._max_segment_tokens)
         self._open_segment(source)
         return source
 
-    def _advance(self, source: str, count: int, chunk: TokenizedChunk) -> None:
+    def _find_run_with_tokens(self, source: str) -> DocumentRun | None:
+        """Skip empty documents, and return the run of the source unless it is finished."""
+        run = self._runs.get(source)
+        if run is None:
+            return None
+        num_empty = run.skip_empty_documents()
+        if num_empty:
+            self.num_empty_documents += num_empty
+            self._finish_documents(source, num_empty, run)
+        return None if run.is_finished else run
+
+    def _read_run(self, source: str, run: DocumentRun, row: TokenArray) -> int:
+        """Write tokens of one document to a row, or of several in a stage of one source."""
+        assert self._stage is not None
         cursor = self.cursors[source]
-        cursor.token_offset += count
+        count, num_finished = run.read(row, one_document=self._stage.only_source is None)
+        self.num_empty_documents = 0
         cursor.tokens += count
         cursor.stage_tokens += count
-        if cursor.token_offset == len(chunk.tokens):
-            self._close_chunk(source, chunk.next_chunk_start)
-            if chunk.next_chunk_start == 0:
-                self._source = None
+        if num_finished:
+            self._finish_documents(source, num_finished, run)
+        cursor.token_offset = run.document_offset
+        # Each document of the run starts a segment
+        if num_finished > 1 or (num_finished and cursor.token_offset):
+            self._open_segment(source)
+        if num_finished and not (cursor.token_offset or cursor.chunk_start):
+            self._source = None
+        return count
 
-    def _close_chunk(self, source: str, next_chunk_start: int) -> None:
-        """Move the cursor to the next chunk, or to the next document if that is 0."""
+    def _finish_documents(self, source: str, count: int, run: DocumentRun) -> None:
+        """Move the cursor to the next document, or to the next chunk of the last one."""
         cursor = self.cursors[source]
-        cursor.document += next_chunk_start == 0
-        cursor.chunk_start = next_chunk_start
-        cursor.token_offset = 0
-        self._chunks.pop(source, None)
+        cursor.chunk_start, cursor.token_offset = 0, 0
+        if run.is_finished:
+            del self._runs[source]
+            cursor.chunk_start = run.next_chunk_start
+        cursor.document += count - (cursor.chunk_start > 0)
 
     def get_state(self) -> list[int]:
         """Return the position of the stream.
@@ -191,7 +175,7 @@ class TokenStream:
             start = i * NUM_CURSOR_FIELDS
             self.cursors[name] = SourceCursor(*values[start : start + NUM_CURSOR_FIELDS])
         self._stage = stage
-        self._chunks = {}
+        self._runs = {}
 
 
 def read_next_sequences(
@@ -201,7 +185,7 @@ def read_next_sequences(
     tokenizer: Tokenizer,
     sequence_length: int,
 ) -> TokenArray:
-    """Read one sequence from each stream, tokenizing the chunks of all streams in one call.
+    """Read one sequence from each stream, tokenizing the documents of all streams in one call.
 
     Returns:
         Token ids [len(streams), sequence_length].
@@ -217,11 +201,14 @@ def read_next_sequences(
         unfinished = [row for row in unfinished if num_filled[row] < sequence_length]
         if not unfinished:
             return batch
-        locations = [streams[row].get_required_chunk() for row in unfinished]
-        chunks = _tokenize_chunks(locations, streams[0].num_streams, sources, tokenizer)
-        for row, location, chunk in zip(unfinished, locations, chunks, strict=True):
-            streams[row].add_chunk(chunk)
+        locations = []
+        for row in unfinished:
+            location = streams[row].get_required_run(sequence_length - num_filled[row])
             _validate_not_empty(streams[row], sources[location.source])
+            locations.append(location)
+        runs = tokenize_runs(locations, streams[0].num_streams, sources, tokenizer)
+        for row, run in zip(unfinished, runs, strict=True):
+            streams[row].add_run(run)
 
 
 def _validate_not_empty(stream: TokenStream, source: DataSource) -> None:
@@ -232,43 +219,3 @@ def _validate_not_empty(stream: TokenStream, source: DataSource) -> None:
             "token; set data.text_column to the column that holds the documents, or take the "
             "source out"
         )
-
-
-def _tokenize_chunks(
-    locations: Sequence[ChunkLocation],
-    stride: int,
-    sources: Mapping[str, DataSource],
-    tokenizer: Tokenizer,
-) -> list[TokenizedChunk]:
-    texts, next_starts = [], []
-    for name, position, start in locations:
-        document = sources[name].read_training_document(position, stride)
-        end = tokenizer.chunker.find_chunk_end(document, start, CHUNK_BYTES)
-        first, last = tokenizer.chunker.get_encoded_range(start, end)
-        texts.append(_decode_utf8(name, document[first:last]))
-        next_starts.append(end if end < len(document) else 0)
-    encoded = zip(locations, tokenizer.encode_chunks(texts), next_starts, strict=True)
-    return [
-        TokenizedChunk(
-            tokenizer.add_delimiters(ids, not start, not next_start)
-            if ids.size or start or next_start
-            else ids,  # an empty document has no delimiters
-            next_start,
-        )
-        for (_, _, start), ids, next_start in encoded
-    ]
-
-
-def _decode_utf8(source: str, data: memoryview) -> str:
-    try:
-        return str(data, "utf-8")
-    except UnicodeDecodeError:
-        _warn_invalid_utf8(source)
-        return str(data, "utf-8", "replace")
-
-
-@functools.cache
-def _warn_invalid_utf8(source: str) -> None:
-    _LOG.warning(
-        "data.sources.%s: documents hold bytes that are not UTF-8; each reads as U+FFFD", source
-    )

@@ -32,6 +32,8 @@ EMBEDDED = "embedded"
 EMBEDDED_FILE = Path(__file__).with_name("embedded_tokenizer.json")
 EMBEDDED_EOS_TOKEN = "<|endoftext|>"  # noqa: S105
 
+_NO_TOKENS = np.empty(0, np.int32)
+
 
 class Tokenizer:
     """A tokenizer with its EOS token and an optional BOS token."""
@@ -74,6 +76,8 @@ class Tokenizer:
         """Id of the token before each document; None: no token."""
         if bos_token is not None:
             self.bos_token_id = self._find_token_id(path, "data.bos_token", bos_token)
+        self._prefix = [] if bos_token is None else [np.array([self.bos_token_id], np.int32)]
+        self._suffix = [np.array([self.eos_token_id], np.int32)]
         self._name = name
         self._reference = ReferenceEncoder(self._backend_tokenizer, label)
         self._encoder: TokenEncoder = self._reference
@@ -175,15 +179,13 @@ class Tokenizer:
 
     def encode(self, documents: Sequence[str]) -> list[NDArray[np.int32]]:
         """Return one array of token ids with BOS and EOS per document; empty if it has no token."""
-        return [
-            self.add_delimiters(ids) if ids.size else ids for ids in self.encode_chunks(documents)
-        ]
+        return [self.join_documents([ids])[0] for ids in self.encode_chunks(documents)]
 
     def encode_with_bytes(self, document: str) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """Return the ids of `encode`, and the source bytes of each; BOS and EOS have none."""
         ids, num_bytes = self._byte_encoder.encode(document)
         if ids.size:
-            ids = self.add_delimiters(ids)
+            ids, _ = self.join_documents([ids])
             num_bytes = np.pad(num_bytes, (self.bos_token_id is not None, 1))
         return ids, num_bytes
 
@@ -191,18 +193,30 @@ class Tokenizer:
         """Return one array of token ids without BOS and EOS per text."""
         return self._encoder.encode(documents)
 
-    def add_delimiters(
-        self, ids: NDArray[np.int32], is_first: bool = True, is_last: bool = True
-    ) -> NDArray[np.int32]:
-        """Return the token ids of a document chunk, after BOS if first and before EOS if last."""
-        if is_first and self.bos_token_id is not None:
-            ids = np.concatenate(([self.bos_token_id], ids), dtype=np.int32)
-        if not is_last:
-            return ids
-        tokens = np.empty(ids.size + 1, np.int32)  # a third of the time of np.append
-        tokens[:-1] = ids
-        tokens[-1] = self.eos_token_id
-        return tokens
+    def join_documents(
+        self, documents: Sequence[NDArray[np.int32]], is_first: bool = True, is_last: bool = True
+    ) -> tuple[NDArray[np.int32], list[int]]:
+        """Concatenate documents without BOS and EOS, or one chunk of a document.
+
+        Args:
+            documents: Token ids.
+            is_first: Write BOS before each; False for a chunk that is not the first.
+            is_last: Write EOS after each; False for a chunk that is not the last.
+
+        Returns:
+            The token ids, and the number of them before the end of each document. A complete
+            document without tokens has no BOS and EOS.
+        """
+        prefix = self._prefix if is_first else []
+        suffix = self._suffix if is_last else []
+        num_delimiters, is_chunk = len(prefix) + len(suffix), not (is_first and is_last)
+        parts, ends, size = [_NO_TOKENS], [], 0
+        for ids in documents:
+            if ids.size or is_chunk:
+                parts += [*prefix, ids, *suffix]
+                size += ids.size + num_delimiters
+            ends.append(size)
+        return np.concatenate(parts), ends
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids, including special tokens."""

@@ -301,19 +301,23 @@ def _mean_of_rows(right: Any) -> Any:
 # Data
 
 
-def _skips_documents(self, source, next_chunk_start):
+def _skips_documents(self, source, count, run):
     cursor = self.cursors[source]
-    cursor.document += 2 * (next_chunk_start == 0)
-    cursor.chunk_start, cursor.token_offset = next_chunk_start, 0
-    self._chunks.pop(source, None)
+    del self._runs[source]
+    cursor.chunk_start, cursor.token_offset = run.next_chunk_start, 0
+    cursor.document += 2 * count * (run.next_chunk_start == 0)
 
 
 def _without_bos(right: Any) -> Any:
-    return lambda self, ids, is_first=True, is_last=True: right(self, ids, False, is_last)
+    return lambda self, documents, is_first=True, is_last=True: right(
+        self, documents, False, is_last
+    )
 
 
 def _without_eos(right: Any) -> Any:
-    return lambda self, ids, is_first=True, is_last=True: right(self, ids, is_first, False)
+    return lambda self, documents, is_first=True, is_last=True: right(
+        self, documents, is_first, False
+    )
 
 
 def _first_name(self, tokens, segment_tokens):
@@ -452,9 +456,9 @@ MUTANTS: dict[str, Plant] = {
     "loss in bf16": around(native_engine, "linear_cross_entropy", _loss_in_bf16),
     "evaluation of one token more": around(NativeEngine, "eval_step", _one_target_more),
     "evaluation averages rows": around(NativeEngine, "read_metrics", _mean_of_rows),
-    "documents skipped": patched(TokenStream, _close_chunk=_skips_documents),
-    "BOS missing": around(Tokenizer, "add_delimiters", _without_bos),
-    "EOS missing": around(Tokenizer, "add_delimiters", _without_eos),
+    "documents skipped": patched(TokenStream, _finish_documents=_skips_documents),
+    "BOS missing": around(Tokenizer, "join_documents", _without_bos),
+    "EOS missing": around(Tokenizer, "join_documents", _without_eos),
     "one source only": patched(MixtureStage, select_next_source=_first_name),
     "documents repeated": around(DataSource, "get_training_row", _order_repeats),
     "boundaries of documents shifted": around(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hlat.config.batch import BatchConfig
 from hlat.config.data import DataConfig, SourceConfig
 from hlat.config.phase import PhaseConfig, PhaseStage
-from hlat.data import token_streams
+from hlat.data import document_runs
 from hlat.data.data_loader import build_data_loader, merge_state_dicts
 from hlat.data.training_data import open_training_data
 
@@ -182,7 +182,7 @@ ANY_RUN = settings(
 def test_runs_equal_the_reference(tmp_path_factory, parameters) -> None:
     """Vary corpora, weights, phases, ranks, micro batches, prefetch and resumes."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(token_streams, "CHUNK_BYTES", 600)
+        patch.setattr(document_runs, "CHUNK_BYTES", 600)
         check_run(tmp_path_factory.mktemp("run"), parameters)
 
 
@@ -191,7 +191,7 @@ def test_runs_equal_the_reference(tmp_path_factory, parameters) -> None:
 @given(parameters=generate_runs())
 def test_many_runs_equal_the_reference(tmp_path_factory, parameters) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(token_streams, "CHUNK_BYTES", 600)
+        patch.setattr(document_runs, "CHUNK_BYTES", 600)
         check_run(tmp_path_factory.mktemp("run"), parameters)
 
 

@@ -10,7 +10,7 @@ import pytest
 from hlat.config.batch import BatchConfig
 from hlat.config.config_errors import ConfigError
 from hlat.config.phase import PhaseConfig, PhaseStage
-from hlat.data import token_streams
+from hlat.data import document_runs
 from hlat.data.data_mixture import build_mixture_schedule
 from hlat.data.data_source import open_data_sources
 from hlat.data.token_streams import TokenStream, read_next_sequences
@@ -155,7 +155,7 @@ def test_long_documents_are_encoded_in_chunks_with_the_same_tokens(
     chunk_sizes = []
     setting = Setting(corpora, eos, {"alpha": 1.0})
     encode = setting.tokenizer.encode_chunks
-    monkeypatch.setattr(token_streams, "CHUNK_BYTES", 500)
+    monkeypatch.setattr(document_runs, "CHUNK_BYTES", 500)
     monkeypatch.setattr(
         setting.tokenizer,
         "encode_chunks",
@@ -183,7 +183,7 @@ def test_every_document_starts_with_one_bos(corpora, eos, bos, with_bos, monkeyp
     """Compare with the tokens of whole documents, also after a restart within a chunk."""
     documents = ["short", "", "word (and) more, " * 300, None, "木" * 40, f"{bos} in a text"]
     corpora.write("alpha", documents * 4)
-    monkeypatch.setattr(token_streams, "CHUNK_BYTES", 500)
+    monkeypatch.setattr(document_runs, "CHUNK_BYTES", 500)
     setting = Setting(corpora, eos, {"alpha": 1.0}, tokenizer=with_bos)
     rows = [setting.run(31)]
     restored = Setting(corpora, eos, {"alpha": 1.0}, tokenizer=with_bos)
@@ -204,7 +204,7 @@ def test_every_document_starts_with_one_bos(corpora, eos, bos, with_bos, monkeyp
 def test_bos_precedes_a_first_chunk_without_tokens(corpora, eos, with_bos, monkeypatch) -> None:
     """Use a tokenizer that drops text, such as characters outside its vocabulary."""
     corpora.write("alpha", ["drop " * 10 + "keep " * 10] * 40)
-    monkeypatch.setattr(token_streams, "CHUNK_BYTES", 30)
+    monkeypatch.setattr(document_runs, "CHUNK_BYTES", 30)
     encode = with_bos.encode_chunks
     monkeypatch.setattr(
         with_bos,

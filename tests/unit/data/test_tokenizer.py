@@ -98,9 +98,23 @@ def test_bos_and_eos_delimit_the_first_and_last_chunk_of_a_document(
         (False, False, [], []),
         (False, True, [], [eos_id]),
     ):
-        assert with_bos.add_delimiters(ids, is_first, is_last).tolist() == [*prefix, 5, 6, *suffix]
-        assert tokenizer.add_delimiters(ids, is_first, is_last).tolist() == [5, 6, *suffix]
-    assert with_bos.add_delimiters(ids[:0], is_last=False).tolist() == [4096]
+        joined, ends = with_bos.join_documents([ids], is_first, is_last)
+        assert joined.tolist() == [*prefix, 5, 6, *suffix]
+        assert ends == [len(joined)]
+        joined, _ = tokenizer.join_documents([ids], is_first, is_last)
+        assert joined.tolist() == [5, 6, *suffix]
+    joined, ends = with_bos.join_documents([ids[:0]], is_last=False)
+    assert (joined.tolist(), ends) == ([4096], [1])
+
+
+def test_joined_documents_end_after_their_eos(with_bos: Tokenizer) -> None:
+    eos_id = with_bos.eos_token_id
+    documents = [np.array(ids, np.int32) for ids in ([], [5, 6], [], [7])]
+    joined, ends = with_bos.join_documents(documents)
+    assert joined.tolist() == [4096, 5, 6, eos_id, 4096, 7, eos_id]
+    assert ends == [0, 4, 4, 7]
+    joined, ends = with_bos.join_documents([])
+    assert (joined.tolist(), joined.dtype, ends) == ([], np.int32, [])
 
 
 def test_bos_and_eos_may_be_the_same_token(eos) -> None:
