@@ -24,7 +24,9 @@ class EagerOptimizer(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Remove the gradients of all parameters."""
-        assert set_to_none
+        if not set_to_none:
+            super().zero_grad(set_to_none=False)
+            return
         for group in self.param_groups:
             for param in group["params"]:
                 param.grad = None
