@@ -4,7 +4,7 @@ import copy
 import inspect
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,9 +85,15 @@ def validate_points(
     return [*points.values()]
 
 
-def format_swept(overrides: Sequence[str], job_overrides: Sequence[Sequence[str]]) -> str:
+def find_shared_overrides(job_overrides: Sequence[Sequence[str]]) -> frozenset[str]:
+    """Return the overrides that all points have."""
+    first, *others = map(frozenset, job_overrides)
+    return first.intersection(*others)
+
+
+def format_swept(overrides: Sequence[str], shared: Collection[str]) -> str:
     """Return the overrides of a point that not all points have; all of them for a single point."""
-    varying = [word for word in overrides if not all(word in each for each in job_overrides)]
+    varying = [word for word in overrides if word not in shared]
     return " ".join(varying or overrides)
 
 
@@ -96,12 +102,13 @@ def _format_problems(
 ) -> list[str]:
     """Return the problems after the overrides of their point; one of all points occurs once."""
     counts = Counter(line for _, lines in problems for line in lines)
-    shared = [line for line, count in counts.items() if 1 < count == len(job_overrides)]
-    return shared + [
-        f"[{format_swept(overrides, job_overrides)}] {line}"
+    of_all = [line for line, count in counts.items() if 1 < count == len(job_overrides)]
+    shared = find_shared_overrides(job_overrides)
+    return of_all + [
+        f"[{format_swept(overrides, shared)}] {line}"
         for overrides, lines in problems
         for line in lines
-        if line not in shared
+        if line not in of_all
     ]
 
 

@@ -1,5 +1,6 @@
 """Nodes, hours and price of the stages of a campaign, from the planner, before it starts."""
 
+from collections import Counter
 from dataclasses import dataclass
 
 from hlat.config.config_errors import ConfigError
@@ -31,7 +32,10 @@ class StageCost:
 
 def compute_costs(expanded: ExpandedCampaign) -> list[StageCost]:
     """Return the cost of each stage in topological order."""
-    return [_compute_cost(expanded, stage) for stage in expanded.campaign.stages]
+    num_jobs = Counter(job.stage for job in expanded.jobs)
+    return [
+        _compute_cost(expanded, stage, num_jobs[stage.name]) for stage in expanded.campaign.stages
+    ]
 
 
 def sum_known(values: list[float | None]) -> float | None:
@@ -40,9 +44,8 @@ def sum_known(values: list[float | None]) -> float | None:
     return sum(known) if known else None
 
 
-def _compute_cost(expanded: ExpandedCampaign, stage: CampaignStage) -> StageCost:
+def _compute_cost(expanded: ExpandedCampaign, stage: CampaignStage, num_jobs: int) -> StageCost:
     config = expanded.configs.get(stage.name)
-    num_jobs = sum(job.stage == stage.name for job in expanded.jobs)
     num_steps = hours = None
     if stage.kind == "train":
         assert config is not None

@@ -8,6 +8,7 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
@@ -126,7 +127,11 @@ class Campaign:
 
     def get_stage(self, name: str) -> CampaignStage:
         """Return a stage by name."""
-        return next(stage for stage in self.stages if stage.name == name)
+        return self._stages_by_name[name]
+
+    @cached_property
+    def _stages_by_name(self) -> dict[str, CampaignStage]:
+        return {stage.name: stage for stage in self.stages}
 
 
 def list_campaigns() -> list[str]:
@@ -221,12 +226,13 @@ def sort_stages(stages: Sequence[CampaignStage]) -> tuple[CampaignStage, ...]:
         graphlib.CycleError: The stages depend on each other.
     """
     by_name = {stage.name: stage for stage in stages}
+    positions = {name: position for position, name in enumerate(by_name)}
     graph = {stage.name: stage.dependencies for stage in stages}
     order = TopologicalSorter(graph)
     order.prepare()
     names: list[str] = []
     while order.is_active():
-        ready = sorted(order.get_ready(), key=[*by_name].index)
+        ready = sorted(order.get_ready(), key=positions.__getitem__)
         names += ready
         order.done(*ready)
     return tuple(by_name[name] for name in names)

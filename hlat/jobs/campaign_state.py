@@ -141,10 +141,11 @@ def load_statuses(
     rows = log.load_last_rows()
     submitted = [job for job in jobs if _get_launcher(rows.get(job.name)) == SLURM]
     job_rows = load_submitted_rows(submitted, rows)
+    submitted_names = {job.name for job in submitted}
     statuses: dict[str, StageStatus] = {}
     for job in jobs:
         status = None
-        if job.name in rows and (job.name in job_rows or job not in submitted):
+        if job.name in rows and (job.name in job_rows or job.name not in submitted_names):
             status = _build_status(job, rows[job.name], job_rows.get(job.name), is_locked)
         if status is None:
             is_ready = all(statuses[name].state is StageState.finished for name in job.after)

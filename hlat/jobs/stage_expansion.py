@@ -98,9 +98,13 @@ class _StageExpander:
 
     def __init__(self, campaign: Campaign) -> None:
         self._campaign = campaign
+        self._positions = {stage.name: i for i, stage in enumerate(campaign.stages)}
         self.jobs: list[StageJob] = []
         self.configs: dict[str, Config] = {}
         self.invalid: set[str] = set()
+        self._names_by_stage: dict[str, list[str]] = {}
+        self._dependencies: tuple[str, ...] = ()
+        """Jobs that finish before those of the stage that is being added."""
 
     def add_stage(self, stage: CampaignStage) -> None:
         """Add the jobs of a stage after those of its dependencies."""
@@ -110,7 +114,10 @@ class _StageExpander:
             "evaluate": self._build_evaluations,
             "report": self._build_report,
         }
-        self.jobs += build_jobs[stage.kind](stage)
+        self._dependencies = self._list_dependencies(stage)
+        jobs = build_jobs[stage.kind](stage)
+        self._names_by_stage[stage.name] = [job.name for job in jobs]
+        self.jobs += jobs
 
     def _build_training(self, stage: CampaignStage) -> list[StageJob]:
         run_dir = self._get_run_dir(stage.name)
@@ -205,7 +212,7 @@ class _StageExpander:
             name=stage.name if step is None else f"{stage.name}@{step}",
             stage=stage.name,
             kind=stage.kind,
-            after=tuple(job.name for job in self.jobs if job.stage in stage.dependencies),
+            after=self._dependencies,
             arguments=tuple(arguments),
             launcher=launcher,
             directory=str(directory),
@@ -214,6 +221,11 @@ class _StageExpander:
             digest=compute_digest(arguments, config),
             detail=detail,
         )
+
+    def _list_dependencies(self, stage: CampaignStage) -> tuple[str, ...]:
+        """Return the jobs of the dependencies in the order of all jobs."""
+        names = sorted(stage.dependencies, key=self._positions.__getitem__)
+        return tuple(job for name in names for job in self._names_by_stage[name])
 
     def _get_run_dir(self, name: str) -> Path:
         return self._campaign.directory / name

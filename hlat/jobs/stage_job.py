@@ -84,7 +84,7 @@ def find_dependents(jobs: Sequence[StageJob], names: set[str]) -> set[str]:
     """Return the names of all jobs that depend on some jobs, directly or not; `jobs` are sorted."""
     found: set[str] = set()
     for job in jobs:
-        if not found.union(names).isdisjoint(job.after):
+        if not (found.isdisjoint(job.after) and names.isdisjoint(job.after)):
             found.add(job.name)
     return found
 

@@ -1,13 +1,11 @@
 """Cost per 4 million tokens over the number of nodes, relative to a baseline (HLAT, figure 5)."""
 
 from collections.abc import Sequence
-from contextlib import suppress
 
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
 
-from hlat.config.config_errors import ConfigError
 from hlat.config.mfu import compute_cost_per_4m_tokens
 from hlat.figures.report_figure import FIGURE_SIZE, ReportFigure, get_line_style
 from hlat.plan.token_cost import TokenCost
@@ -30,12 +28,12 @@ def compute_measured_costs(records: Sequence[RunRecord]) -> list[TokenCost]:
         rates = rates[rates > 0]
         if not len(rates):
             continue
-        with suppress(ConfigError):
-            config = record.valid_config
-            usd = compute_cost_per_4m_tokens(config.hardware, float(np.median(rates)))
-            if usd is not None:
-                label = config.model.name or record.name
-                costs.append(TokenCost(label, config.hardware.nodes, usd))
+        if (settings := record.model_settings) is None:
+            continue
+        usd = compute_cost_per_4m_tokens(settings.hardware, float(np.median(rates)))
+        if usd is not None:
+            label = settings.model.name or record.name
+            costs.append(TokenCost(label, settings.hardware.nodes, usd))
     return sorted(costs, key=lambda cost: cost.nodes)
 
 

@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 
 from hlat.config.batch_steps import format_growth
-from hlat.config.run import Config
 from hlat.model.decoder_spec import count_parameters
-from hlat.study.run_record import RunRecord
-from hlat.tracking.text_format import format_count, format_short
+from hlat.study.run_record import RunRecord, get_number
+from hlat.tracking.text_format import UNKNOWN, format_count, format_short
 
 _MAX_VALUES = 4
 """Maximum number of different values that a comparison lists."""
@@ -18,9 +17,10 @@ def build_run_facts(record: RunRecord) -> list[tuple[str, str]]:
     The values, which are those of the last attempt, are missing if the configuration cannot be
     parsed.
     """
-    facts = [] if record.parsed_config is None else _list_facts(record.parsed_config)
     changes = record.setting_changes.items()
-    return facts + [(f"Changed at step {step}", "; ".join(lines)) for step, lines in changes]
+    return _list_facts(record) + [
+        (f"Changed at step {step}", "; ".join(lines)) for step, lines in changes
+    ]
 
 
 def build_shared_facts(records: Sequence[RunRecord]) -> list[tuple[str, str]]:
@@ -35,19 +35,22 @@ def build_shared_facts(records: Sequence[RunRecord]) -> list[tuple[str, str]]:
     ]
 
 
-def _list_facts(config: Config) -> list[tuple[str, str]]:
-    batch, optimizer, hardware = config.batch, config.optimizer, config.hardware
+def _list_facts(record: RunRecord) -> list[tuple[str, str]]:
+    settings = record.model_settings
+    if settings is None:
+        return []
+    batch, hardware, recorded = settings.batch, settings.hardware, record.flat_config
     sequences = f"{format_count(batch.global_batch_size)} x {format_count(batch.sequence_length)}"
     tokens = f"{format_count(batch.tokens_per_step)} tokens"
     nodes = f"{hardware.nodes} x " if hardware.nodes > 1 else ""
     return [
-        ("Model", config.model.name),
-        ("Parameters", format_short(count_parameters(config.model))),
-        ("Learning rate", format_short(optimizer.lr)),
-        ("Schedule", config.schedule.name),
+        ("Model", settings.model.name),
+        ("Parameters", format_short(count_parameters(settings.model))),
+        ("Learning rate", format_short(get_number(recorded, "optimizer.lr"))),
+        ("Schedule", str(recorded.get("schedule.name", UNKNOWN))),
         ("Batch", f"{sequences} = {tokens}{format_growth(batch)}"),
-        ("Optimizer", optimizer.name),
-        ("Precision", config.precision.name),
+        ("Optimizer", str(recorded.get("optimizer.name", UNKNOWN))),
+        ("Precision", str(recorded.get("precision.name", UNKNOWN))),
         ("Hardware", f"{nodes}{hardware.name}"),
-        ("Seed", str(config.run.seed)),
+        ("Seed", str(recorded.get("run.seed", UNKNOWN))),
     ]

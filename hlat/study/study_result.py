@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hlat.config.recorded_config import load_study_design
 from hlat.config.study import Direction, StudyConfig
 from hlat.study.checkpoint_noise import estimate_checkpoint_noise, pool_noise
 from hlat.study.factor_effects import FactorEffect, analyze_factor_effects
@@ -318,7 +317,7 @@ def _find_design(records: Sequence[RunRecord], axes: dict[str, list[str]]) -> St
     A run may have been trained for another study, whose baseline has other factors.
     """
     found: dict[str, StudyConfig] = {}
-    designs = [load_study_design(record.config) for record in records]
+    designs = [record.study_design for record in records]
     for design in designs:
         baseline = _name_baseline(design.baseline, axes)
         if len(baseline) == len(design.baseline):

@@ -145,9 +145,15 @@ class JsonlLog:
     def _remove_partial_line(self) -> None:
         if self._ends_with_newline:
             return
-        if self.path.exists() and self.path.read_bytes()[-1:] not in (b"", b"\n"):
+        if self.path.exists() and self._read_last_byte() not in (b"", b"\n"):
             self._replace_rows(self.read_rows())
         self._ends_with_newline = True
+
+    def _read_last_byte(self) -> bytes:
+        """Return the last byte; the log of a sweep is opened again for each of its points."""
+        with open(self.path, "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
+            return file.read()
 
     def _flush(self) -> None:
         descriptor = os.open(self.path, _APPEND_FLAGS, 0o666)

@@ -40,13 +40,13 @@ def list_stopped_points(sweep_dir: Path) -> list[str]:
 
     Points that have been trained since are omitted.
     """
-    rows = [row for row in _open_log(sweep_dir).read_rows() if "stopped" in row]
-    reasons = {tuple(row["overrides"]): row["stopped"] for row in rows}
-    run_dirs = {words: find_run_dir(sweep_dir, words) for words in reasons}
+    rows = _open_log(sweep_dir).read_rows()
+    reasons = {tuple(row["overrides"]): row["stopped"] for row in rows if "stopped" in row}
+    run_dirs = {tuple(row["overrides"]): row["run_folder"] for row in rows if "run_folder" in row}
     return [
         f"[{' '.join(words)}] {reason}"
         for words, reason in reasons.items()
-        if (run_dir := run_dirs[words]) is None or not run_dir.is_dir()
+        if words not in run_dirs or not Path(run_dirs[words]).is_dir()
     ]
 
 

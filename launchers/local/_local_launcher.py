@@ -24,6 +24,7 @@ from .._sweep_points import (
     SweepPoint,
     build_group_environment,
     build_job_return,
+    find_shared_overrides,
     format_swept,
     get_entry_point,
     get_hydra_flags,
@@ -153,9 +154,9 @@ def compute_requests(
     accelerators = any(uses_accelerators(point.config) for point in points)
     budget = build_budget(settings.jobs, settings.cores, settings.memory_gib, accelerators)
     requests = [compute_request(point.config, budget) for point in points]
-    job_overrides = [point.overrides for point in points]
+    shared = find_shared_overrides([point.overrides for point in points])
     problems = [
-        f"[{format_swept(point.overrides, job_overrides)}] {problem}"
+        f"[{format_swept(point.overrides, shared)}] {problem}"
         for point, request in zip(points, requests, strict=True)
         for problem in find_budget_violations(point.config, request, budget)
     ]

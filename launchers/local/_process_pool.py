@@ -60,6 +60,7 @@ class ProcessPool:
         self._budget, self._console, self._forks = budget, console, forks
         self._running: list[RunningProcess] = []
         self._exit_codes: dict[int, int] = {}
+        self._is_preempted = False
         self._signals: list[int] = []
 
     def run(self, tasks: Sequence[tuple[SweepTask, ResourceRequest]]) -> dict[int, int]:
@@ -101,7 +102,7 @@ class ProcessPool:
 
     @property
     def _is_stopping(self) -> bool:
-        return bool(self._signals) or ExitCode.PREEMPTED in self._exit_codes.values()
+        return bool(self._signals) or self._is_preempted
 
     def _can_start(self, request: ResourceRequest) -> bool:
         return self._budget.can_start(request, [running.request for running in self._running])
@@ -142,4 +143,5 @@ class ProcessPool:
             if self._signals and code in (_SIGINT_EXIT_CODE, *(-n for n in self._signals)):
                 code = ExitCode.PREEMPTED  # before the first checkpoint
             self._exit_codes[running.task.number] = code
+            self._is_preempted |= code == ExitCode.PREEMPTED
             self._console.print_end(running.task, code, time.monotonic() - running.start_time)

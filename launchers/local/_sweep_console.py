@@ -19,7 +19,7 @@ from hlat.config.config_errors import ExitCode, escape_control_characters
 from hlat.config.run_steps import compute_total_steps
 from hlat.tracking.text_format import format_duration
 
-from .._sweep_points import SweepPoint, format_swept
+from .._sweep_points import SweepPoint, find_shared_overrides, format_swept
 from ._sweep_time_left import SweepTimeLeft
 
 _PROGRESS_INTERVAL_S = 1.0
@@ -57,8 +57,10 @@ class SweepConsole:
 
     def __init__(self, tasks: Sequence[SweepTask], num_points: int) -> None:
         self._num_points = num_points
-        words = [task.point.overrides for task in tasks]
-        self._overrides = {task.number: format_swept(task.point.overrides, words) for task in tasks}
+        shared = find_shared_overrides([task.point.overrides for task in tasks])
+        self._overrides = {
+            task.number: format_swept(task.point.overrides, shared) for task in tasks
+        }
         is_complete = num_points <= 1 + max(task.number for task in tasks)
         self._time_left = SweepTimeLeft([task.point for task in tasks]) if is_complete else None
         self._is_terminal = sys.stdout.isatty()

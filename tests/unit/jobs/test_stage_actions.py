@@ -70,3 +70,15 @@ def test_wait_ends_when_no_job_can_start() -> None:
 def test_dependents_include_indirect_ones() -> None:
     assert find_dependents(JOBS, {"b"}) == {"c"}
     assert find_dependents(JOBS, {"a"}) == {"b", "c", "d"}
+
+
+def test_dependents_are_searched_in_the_jobs_before_them() -> None:
+    """No set of all dependents is copied for each job."""
+
+    class Names(set):
+        def union(self, *others):
+            raise AssertionError("a set is copied")
+
+    assert find_dependents(JOBS, Names({"b"})) == {"c"}
+    assert find_dependents(JOBS, Names({"a"})) == {"b", "c", "d"}
+    assert find_dependents(JOBS, Names()) == set()

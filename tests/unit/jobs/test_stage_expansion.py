@@ -3,6 +3,7 @@
 import copy
 import functools
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -167,3 +168,35 @@ def test_invalid_stages_are_rejected(tmp_path: Path, old: str, new: str, overrid
     with pytest.raises(ConfigError) as caught:
         expand(tmp_path, (old, new))
     assert any(overrides in problem for problem in caught.value.problems)
+
+
+def test_dependencies_of_a_stage_are_listed_once_for_all_of_its_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed: list[str] = []
+    list_dependencies = stage_expansion._StageExpander._list_dependencies
+
+    def list_(expander, stage):
+        listed.append(stage.name)
+        return list_dependencies(expander, stage)
+
+    monkeypatch.setattr(stage_expansion._StageExpander, "_list_dependencies", list_)
+    changes = ("final: {evaluate: mean", "page: {report: all}\n  final: {evaluate: mean")
+    jobs = {job.name: job for job in expand(tmp_path, changes).jobs}
+    assert sorted(listed) == ["final", "first", "mean", "page", "scores", "second"]
+    assert jobs["scores@20"].after == jobs["scores@40"].after == ("first",)
+    assert jobs["page"].after == tuple(name for name in jobs if name != "page")
+
+
+def test_jobs_are_counted_once_for_the_costs_of_all_stages(tmp_path: Path) -> None:
+    class Jobs(tuple):
+        num_reads = 0
+
+        def __iter__(self):
+            Jobs.num_reads += 1
+            return super().__iter__()
+
+    expanded = expand(tmp_path)
+    costs = compute_costs(replace(expanded, jobs=Jobs(expanded.jobs)))
+    assert {cost.stage: cost.num_jobs for cost in costs}["scores"] == 2
+    assert Jobs.num_reads == 1

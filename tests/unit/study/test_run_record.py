@@ -5,7 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from omegaconf import OmegaConf
 
+from hlat.config.compose import compose_config
+from hlat.config.recorded_config import parse_run_config
+from hlat.config.run import Config
+from hlat.study import run_record
 from hlat.study.run_record import load_run_record
 
 
@@ -44,3 +49,40 @@ def test_profiles_are_read_in_the_order_of_steps_and_ranks(tmp_path: Path) -> No
     found = load_run_record(tmp_path).profiles
     assert [*found] == ["step_9_rank_2", "step_9_rank_10", "step_10_rank_0"]
     assert found["step_10_rank_0"] == {"seconds": 1.5}
+
+
+def test_equal_sections_of_several_runs_are_parsed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_record, "_PARSED_MODEL_SETTINGS", {})
+    parsed: list[str] = []
+
+    def parse(text: str) -> Config:
+        parsed.append(text)
+        return parse_run_config(text)
+
+    monkeypatch.setattr(run_record, "parse_run_config", parse)
+    records = []
+    for number, layers in enumerate([2, 2, 3]):
+        overrides = [
+            f"run.seed={number}",
+            f"optimizer.lr={number + 1}e-4",
+            f"model.num_layers={layers}",
+        ]
+        run_dir = tmp_path / str(number)
+        run_dir.mkdir()
+        (run_dir / "config.yaml").write_text(OmegaConf.to_yaml(compose_config(overrides)))
+        records.append(load_run_record(run_dir))
+    flops = [record.flops_per_token for record in records]
+    assert len(parsed) == 2
+    assert flops[0] == flops[1] != flops[2]
+    for record in records:
+        config = parse_run_config(record.config)
+        assert record.model_settings == (config.model, config.batch, config.hardware)
+
+
+def test_runs_without_a_valid_configuration_have_no_model(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("model: {num_layers: many}\n")
+    record = load_run_record(tmp_path)
+    assert record.model_settings is None
+    assert math.isnan(record.flops_per_token)

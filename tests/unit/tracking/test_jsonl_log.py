@@ -172,3 +172,19 @@ def test_access_to_a_directory(tmp_path):
     with pytest.raises(ConfigError, match=r"metrics\.jsonl: cannot be read and written .* move it"):
         open_metrics_log(tmp_path).validate_access()
     open_events_log(tmp_path).validate_access()  # it does not exist
+
+
+def test_first_append_reads_only_the_last_byte(log, monkeypatch):
+    """The log of a sweep is opened for each of its points."""
+    log.append({"step": 1})
+    reopened = JsonlLog(log.path)
+    monkeypatch.setattr(type(log.path), "read_bytes", lambda _: pytest.fail("the file is read"))
+    reopened.append({"step": 2})
+    monkeypatch.undo()
+    assert reopened.read_rows() == [{"step": 1}, {"step": 2}]
+
+
+def test_append_to_an_empty_file(log):
+    log.path.touch()
+    log.append({"step": 1})
+    assert log.read_rows() == [{"step": 1}]
