@@ -6,9 +6,7 @@ from pathlib import Path
 
 from hlat.config.run import Config
 from hlat.study.run_record import load_run_record
-
-SWEEP_POINT_VARIABLE = "HLAT_SWEEP_POINT"
-"""Environment variable of the points of a sweep on this machine."""
+from hlat.tracking.sweep_log import SWEEP_POINT_VARIABLE
 
 
 def try_write_report(config: Config, run_dir: Path) -> str:

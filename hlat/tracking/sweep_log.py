@@ -16,6 +16,9 @@ from typing import Any
 from hlat.config.redaction import redact_data
 from hlat.tracking.jsonl_log import JsonlLog
 
+SWEEP_POINT_VARIABLE = "HLAT_SWEEP_POINT"
+"""Environment variable of the points of a sweep on this machine."""
+
 
 def is_sweep_dir(directory: Path) -> bool:
     """Return True if `directory` is a sweep directory."""

@@ -17,7 +17,6 @@ from omegaconf import DictConfig, OmegaConf
 from hlat.config.bounds import find_bounds_violations
 from hlat.config.config_errors import ConfigError, ExitCode
 from hlat.config.entry_point import get_user_environment
-from hlat.report.end_report import SWEEP_POINT_VARIABLE
 from hlat.tracking import sweep_log
 
 from .._sweep_points import (
@@ -91,7 +90,7 @@ class LocalLauncher(Launcher):
         console = SweepConsole(tasks, num_points)
         forks = False
         if writes_logs:
-            environment[SWEEP_POINT_VARIABLE] = "1"
+            environment[sweep_log.SWEEP_POINT_VARIABLE] = "1"
             single = next((r for r in requests if r.num_processes == 1), requests[0])
             variables = budget.build_environment(single, ())
             forks = start_prepared_process(points, self.command[3:], variables)

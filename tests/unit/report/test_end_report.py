@@ -3,7 +3,8 @@
 import pytest
 
 from hlat.config.resolve import resolve_config
-from hlat.report.end_report import SWEEP_POINT_VARIABLE, writes_report
+from hlat.report.end_report import writes_report
+from hlat.tracking.sweep_log import SWEEP_POINT_VARIABLE
 
 
 @pytest.mark.parametrize(
