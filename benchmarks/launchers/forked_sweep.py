@@ -1,4 +1,4 @@
-"""Measure a sweep on this machine, whose runs are forked, and the same runs as separate commands.
+"""Measure a sweep of forked runs on this machine, and the same runs as separate commands.
 
 Usage: PYTHONPATH=. python benchmarks/launchers/forked_sweep.py [--runs 100] [--steps 20] [--jobs 2]
 (prints a table, writes forked_sweep.json and the table in README.md; about 25 minutes on two cores)

@@ -93,12 +93,12 @@ def compose_points(
     return composed
 
 
-def compose_ahead(points: Sequence[Sequence[str]], job_name: str = "train") -> None:
-    """Compose configurations that later compositions of an entry point in this process copy.
+def compose_ahead(points: Sequence[Sequence[str]]) -> None:
+    """Compose configurations of `hlat.train` that later compositions in this process copy.
 
     Errors are those of the later compositions.
     """
-    JobRuntime.instance().set("name", job_name)  # a part of the configuration
+    JobRuntime.instance().set("name", "train")  # a part of the configuration
     with suppress(ConfigError):
         compose_points(points)
 

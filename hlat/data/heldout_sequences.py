@@ -5,7 +5,7 @@ source bytes of the same tokens, compare runs across tokenizers and sequence len
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from functools import cached_property
 
@@ -112,15 +112,16 @@ def pack_heldout_sequences(
     Raises:
         ConfigError: If the held-out documents have no text in the loss.
     """
-    documents = [*_limit_documents(source.read_heldout_documents(), num_sequences, sequence_length)]
-    return _pack_text(
-        _load_or_encode(documents, tokenizer),
+    documents = _limit_documents(source.read_heldout_documents(), num_sequences, sequence_length)
+    return pack_documents(
+        documents,
         tokenizer,
         num_sequences,
         sequence_length,
         data,
         f"the {source.num_heldout_documents} held-out documents of data.sources.{source.name}",
         "hold out more",
+        cached=True,
     )
 
 
@@ -147,27 +148,17 @@ def pack_documents(
     data: DataConfig,
     label: str,
     remedy: str,
+    cached: bool = False,
 ) -> HeldoutSequences:
     """Pack documents, and select up to `num_sequences` sequences; None: all.
 
-    `label` and `remedy` are parts of the messages.
+    `label` and `remedy` are parts of the messages. `cached` stores the tokens in the cache
+    directory.
 
     Raises:
         ConfigError: If the documents have no text in the loss.
     """
-    text = _encode_documents(documents, tokenizer)
-    return _pack_text(text, tokenizer, num_sequences, sequence_length, data, label, remedy)
-
-
-def _pack_text(
-    text: _PackedText,
-    tokenizer: Tokenizer,
-    num_sequences: int | None,
-    sequence_length: int,
-    data: DataConfig,
-    label: str,
-    remedy: str,
-) -> HeldoutSequences:
+    text = (_load_or_encode if cached else _encode_documents)(documents, tokenizer)
     num_tokens = len(text.tokens)
     starts = np.arange(0, num_tokens - 1, sequence_length - 1)
     if len(starts) == 0:
@@ -191,8 +182,9 @@ def _pack_text(
     return HeldoutSequences(sequences, document_ids, num_bytes, is_target, text.document_hashes)
 
 
-def _load_or_encode(documents: Sequence[str], tokenizer: Tokenizer) -> _PackedText:
+def _load_or_encode(documents: Iterable[str], tokenizer: Tokenizer) -> _PackedText:
     """Return the tokens of documents, from the cache directory if they were encoded before."""
+    documents = [*documents]
     path = encoded_text_cache.compute_cache_path(documents, tokenizer.cache_key)
     names = [one.name for one in fields(_PackedText)]
     if (arrays := encoded_text_cache.load_arrays(path)) is not None and [*arrays] == names:

@@ -51,6 +51,8 @@ class FusedOptimizer(EagerOptimizer):
         """Update all parameters, or leave all bit-identical."""
         for group in self.param_groups:
             params = [param for param in group["params"] if param.grad is not None]
+            if not params:
+                continue
             states = [self.state[param] for param in params]
             steps = [state["step"] for state in states]
             stored = [[state[name] for state in states] for name in group["state_names"]]

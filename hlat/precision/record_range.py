@@ -14,7 +14,7 @@ RANGE_PREFIX = "hlat::"
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _is_recording = False
-"""A global variable, since autograd calls hooks in threads of its own."""
+"""A global variable, since autograd calls hooks in other threads."""
 
 
 @contextmanager

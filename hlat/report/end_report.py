@@ -1,12 +1,11 @@
 """Report at the end of a run; matplotlib, which is slow to import, is imported then."""
 
-import os
 import sys
 from pathlib import Path
 
 from hlat.config.run import Config
 from hlat.study.run_record import load_run_record
-from hlat.tracking.sweep_log import SWEEP_POINT_VARIABLE
+from hlat.tracking.run_summary import writes_report
 
 
 def try_write_report(config: Config, run_dir: Path) -> str:
@@ -28,9 +27,3 @@ def try_write_report(config: Config, run_dir: Path) -> str:
     from hlat.report import goodput_section
 
     return goodput_section.format_goodput_summary(ledger)
-
-
-def writes_report(config: Config) -> bool:
-    """Return True if the run writes a report at its end."""
-    is_requested = config.tracking.report
-    return SWEEP_POINT_VARIABLE not in os.environ if is_requested is None else is_requested

@@ -1,5 +1,6 @@
 """Last lines of a run on the console: its result, its files, and the command that continues it."""
 
+import os
 from pathlib import Path
 
 from hlat.config import entry_point
@@ -12,6 +13,7 @@ from hlat.tracking.heldout_rows import find_worse_sources, get_loop_row
 from hlat.tracking.jsonl_log import open_events_log
 from hlat.tracking.lost_work import START_EVENTS
 from hlat.tracking.row_validation import Row, get_mean
+from hlat.tracking.sweep_log import SWEEP_POINT_VARIABLE
 
 _HEADLINES = {
     ExitCode.FINISHED: "complete at step {step}",
@@ -50,7 +52,8 @@ def print_summary(
         print_line(uptime)
     print_line(f"run directory: {run_dir}")
     page = run_dir / "report.html"
-    print_line(f"report:        {page if page.exists() else f'hlat report {run_dir}'}")
+    is_written = writes_report(config) and page.exists()
+    print_line(f"report:        {page if is_written else f'hlat report {run_dir}'}")
     if exit_code is ExitCode.FINISHED:
         if changes := compute_extension(config, step):
             name = redact_text(str(config.run.name))
@@ -58,6 +61,12 @@ def print_summary(
             print_line(f"extend:        {command}")
     elif exit_code is not ExitCode.DIVERGED:
         print_line(f"resume:        {entry_point.format_resume_command(overrides)}")
+
+
+def writes_report(config: Config) -> bool:
+    """Return True if the run writes a report at its end."""
+    is_requested = config.tracking.report
+    return SWEEP_POINT_VARIABLE not in os.environ if is_requested is None else is_requested
 
 
 def _format_all(last: Row) -> str:

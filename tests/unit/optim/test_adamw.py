@@ -143,6 +143,18 @@ def test_fused_where_the_device_has_the_kernel(monkeypatch, dtype: torch.dtype) 
     assert isinstance(build_adamw(SETTINGS, weights), CapturableOptimizer)
 
 
+def test_a_group_without_gradients_is_not_updated() -> None:
+    vector, matrix = torch.nn.Parameter(torch.ones(4)), torch.nn.Parameter(torch.ones(4, 4))
+    settings = dataclasses.replace(SETTINGS, decay_norms=False)
+    optimizer = build_adamw(settings, [vector, matrix])
+    assert len(optimizer.param_groups) == 2
+    matrix.grad = torch.ones_like(matrix)
+    optimizer.step()
+    assert torch.equal(vector, torch.ones(4))
+    assert not torch.equal(matrix, torch.ones(4, 4))
+    assert optimizer.state[vector]["step"] == 0
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_updates_and_skips_are_those_of_torch_bit_for_bit(dtype: torch.dtype) -> None:
     ours, theirs = ([torch.nn.Parameter(w.to(dtype)) for w in tensors(0)] for _ in range(2))
