@@ -51,6 +51,8 @@ _OPERATOR = re.compile(r"(?!autograd::|torch::autograd::)\w+::")
 """Start of the names of operators; autograd's nodes call Python, or operators."""
 _CORE_ATTENTION = re.compile(r"(^|\.)core(\.|$)")
 """Module of the attention without projections, see hlat.model.attention."""
+_COMPILED_LAYER = re.compile(r"(^|\.)layers\.\d+$")
+"""Module of all operators of a compiled layer."""
 _WAITING_CLASSES = ("gradient_reduction", "communication")
 
 
@@ -89,6 +91,8 @@ def classify(name: str, is_range: bool, context: EventContext) -> str:
         return context.range
     if _ATTENTION.search(name) or _CORE_ATTENTION.search(context.module):
         return "attention"
+    if name == "aten::bmm" and _COMPILED_LAYER.search(context.module):
+        return "attention"  # of hlat.model.block_attention; other matmuls are not batched
     if _MATMUL.search(name):
         return "matmuls"
     if context.range == "loss":

@@ -1,8 +1,9 @@
 """Attention kernels: causal softmax attention within a window and a document.
 
 Each query attends to one interval of keys. `attend` selects the kernel: PyTorch's fused attention
-without a mask; blocks of queries on a CPU (cpu_attention.py); FlexAttention on CUDA
-(flex_attention.py); a mask of queries over keys while decoding and on other devices.
+without a mask; blocks of queries on a CPU (cpu_attention.py, or block_attention.py if the layer is
+compiled); FlexAttention on CUDA (flex_attention.py); a mask of queries over keys while decoding and
+on other devices.
 
 Tensor names end in their dimensions: B sequences, S queries, K keys, D head size, G key/value heads
 (groups), R query heads per group, N = G R query heads.
@@ -19,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
+from hlat.model.block_attention import can_fuse_blocks, causal_block_attention
 from hlat.model.cpu_attention import interval_attention
 from hlat.model.flex_attention import attend_flex, build_block_mask
 
@@ -74,9 +76,12 @@ def attend(
         key_range = KeyRange()  # its masks are those of all keys
     is_softmax_plain = softcap is None and sinks_N is None
     needs_mask = _needs_mask(key_range, window, num_queries, num_keys)
+    is_cpu_training = q_BNSD.is_cpu and _is_self_attention(key_range, num_queries, num_keys)
     if is_softmax_plain and not needs_mask:
+        if is_cpu_training and can_fuse_blocks(q_BNSD):
+            return causal_block_attention(q_BNSD, k_BGKD, v_BGKD, scale)
         return _attend_fused(q_BNSD, k_BGKD, v_BGKD, None, scale)
-    if q_BNSD.is_cpu and _is_self_attention(key_range, num_queries, num_keys):
+    if is_cpu_training:
         y_BNSD: Tensor = interval_attention(
             q_BNSD, k_BGKD, v_BGKD, sinks_N, key_range.first_BS, window, scale, softcap
         )[0]

@@ -25,6 +25,8 @@ OUTSIDE = EventContext()
         ("aten::addmm_", EventContext("loss"), "matmuls"),
         ("aten::bmm", CORE, "attention"),
         ("aten::bmm", EventContext(module="layers.0.self_attn.core.module"), "attention"),
+        ("aten::bmm", EventContext(module="layers.0"), "attention"),
+        ("aten::bmm", MLP, "matmuls"),
         ("aten::_scaled_dot_product_flash_attention_for_cpu_backward", MLP, "attention"),
         ("hlat::interval_attention", OUTSIDE, "attention"),
         ("aten::silu", MLP, "elementwise"),
