@@ -22,7 +22,13 @@ from typing import Any
 
 import torch
 from contestants import make_settings
-from step_limits import MatmulTimes, count_bytes, count_matmuls, measure_bandwidth
+from step_limits import (
+    MatmulTimes,
+    count_bytes,
+    count_matmuls,
+    measure_attention_limit,
+    measure_bandwidth,
+)
 
 from benchmarks.common import describe_machine, machine, table, write_between
 from hlat.data.packed_sequences import PackedSequences
@@ -96,13 +102,15 @@ def measure_shape(shape: str, recipe: str, device: str) -> list[Json]:
     bandwidth = measure_bandwidth(device)
     config = make_settings("ours", shape, recipe, device).config
     times = MatmulTimes(TORCH_DTYPES[config.precision.compute_dtype], device)
+    attention = measure_attention_limit(config, device)
     rows = []
     for mode in MODES:
         row, slices = measure_mode(shape, recipe, mode, device)
         counts = count_matmuls(slices)
         report_progress(f"{shape}, {recipe}, {mode}: {len(counts)} sizes of matmuls")
         limits = {name: number / bandwidth for name, number in row.pop("bytes").items() if number}
-        row["limits"] = {"matmuls": times.compute_limit(counts), **limits}
+        matmuls = times.compute_limit(counts)
+        row["limits"] = {"matmuls": matmuls, "attention": attention, **limits}
         row["matmul_flops_per_second"] = times.compute_rate(counts)
         rows.append(row | {"bytes_per_second": bandwidth, "threads": torch.get_num_threads()})
     return rows

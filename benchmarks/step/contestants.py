@@ -139,6 +139,8 @@ CONTESTANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "ours": ("ours", {}),
     "ours, compiled": ("ours", {"compiled": True}),
     "ours, compiled, nondeterministic": ("ours", {"compiled": True, "deterministic": False}),
+    "ours, bf16_sr": ("ours", {"precision": "bf16_sr"}),
+    "ours, bf16_sr, compiled": ("ours", {"precision": "bf16_sr", "compiled": True}),
     "plain": ("plain_model", {}),
     "plain, compiled": ("plain_model", {"compiled": True}),
     "transformers": ("hugging_face", {}),
@@ -166,9 +168,10 @@ def list_contestants(shape: str, recipe: str) -> list[str]:
     family = make_settings("ours", shape, "fp32", "cpu").config.model.family
     return [
         name
-        for name, (module, _) in CONTESTANTS.items()
+        for name, (module, options) in CONTESTANTS.items()
         if family in FAMILIES.get(module, {family})
         and (module, family, recipe) not in OTHER_MATHEMATICS
+        and ("precision" not in options or recipe == "bf16")
         and is_valid(name, shape)
     ]
 

@@ -40,6 +40,7 @@ def step_table(second: str, rows: list[Json]) -> str:
         "",
         f"tokens per {'CPU-second' if second == 'cpu_second' else 'second'}",
         "relative to transformers",
+        "relative to the best peer",
         "MFU",
         "peak memory, MB",
         "first step, s",
@@ -55,12 +56,14 @@ def step_table(second: str, rows: list[Json]) -> str:
 
 def step_row(second: str, row: Json) -> list[str]:
     if "failure" in row:
-        return [row["contestant"], f"failed: {row['failure']}", *[""] * 4]
+        return [row["contestant"], f"failed: {row['failure']}", *[""] * 5]
     ratio, mfu = row.get(f"tokens_per_{second}_ratio"), row.get("mfu")
+    best = row.get(f"tokens_per_{second}_best_peer_ratio")
     return [
         row["contestant"],
         format_spread(row[f"tokens_per_{second}"], ",.0f"),
         format_spread(ratio, ".2f") if ratio else "",
+        format_spread(best, ".2f") if best else "",
         format_spread(mfu, ".0%") if mfu else "",
         f"{row['peak_bytes']['max'] / 1e6:,.0f}",
         f"{row['first_step_seconds']:.1f}",

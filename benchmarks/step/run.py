@@ -14,6 +14,7 @@ import argparse
 import itertools
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -140,11 +141,12 @@ def summarise(entry: Entry, runs: Runs) -> dict[str, Any]:
     row |= {key: spread([interval[key] for interval in intervals]) for key in intervals[0]}
     if entry[0] == MATMUL:
         return row
-    peers = runs.get((REFERENCE, *entry[1:]), [{"failure": "not run"}])[1:]
-    if not any("failure" in peer for peer in peers):
-        for key in ("tokens_per_second", "tokens_per_cpu_second"):
-            pairs = zip(intervals, peers, strict=True)
-            row[f"{key}_ratio"] = spread([interval[key] / peer[key] for interval, peer in pairs])
+    for key in ("tokens_per_second", "tokens_per_cpu_second"):
+        if reference := find_finished([(REFERENCE, *entry[1:])], runs):
+            row[f"{key}_ratio"] = compute_ratio(intervals, reference[0], key)
+        if entry[0].startswith("ours") and (peers := find_finished(list_peers(entry, runs), runs)):
+            best = max(peers, key=lambda peer: statistics.median(one[key] for one in peer))
+            row[f"{key}_best_peer_ratio"] = compute_ratio(intervals, best, key)
     matmuls = runs[(MATMUL, *entry[1:])][1:]
     second = "cpu_second" if entry[-1] == "cpu" else "second"
     flops_per_token = flops(entry)
@@ -153,6 +155,31 @@ def summarise(entry: Entry, runs: Runs) -> dict[str, Any]:
         for interval, matmul in zip(intervals, matmuls, strict=True)
     ]
     return row | {"mfu": spread(mfu)}
+
+
+def list_peers(entry: Entry, runs: Runs) -> list[Entry]:
+    """Return the other trainers in the same mode, eager or compiled."""
+    return [
+        other
+        for other in runs
+        if other[1:] == entry[1:]
+        and other[0] != MATMUL
+        and not other[0].startswith("ours")
+        and ("compiled" in other[0]) == ("compiled" in entry[0])
+    ]
+
+
+def find_finished(entries: list[Entry], runs: Runs) -> list[list[dict[str, Any]]]:
+    """Return the intervals of the entries that have run without a failure."""
+    finished = [runs[entry] for entry in entries if entry in runs]
+    return [run[1:] for run in finished if not any("failure" in interval for interval in run)]
+
+
+def compute_ratio(
+    intervals: list[dict[str, Any]], peers: list[dict[str, Any]], key: str
+) -> dict[str, float]:
+    """Return the spread of the ratio to a peer, in each round."""
+    return spread([one[key] / peer[key] for one, peer in zip(intervals, peers, strict=True)])
 
 
 def read_rows(path: Path) -> dict[Entry, dict[str, Any]]:

@@ -107,6 +107,21 @@ class MatmulTimes:
                 )
 
 
+def measure_attention_limit(config: Config, device: str) -> float:
+    """Return the seconds of the seven matmuls of causal attention in all layers, half of each.
+
+    Forward: scores and weighted values; backward: scores again, and four gradients.
+    """
+    model, batch = config.model, config.batch
+    length, head_dim = batch.sequence_length, model.head_dim
+    options: Any = {"dtype": TORCH_DTYPES[config.precision.compute_dtype], "device": device}
+    num_heads = batch.global_batch_size * model.num_attention_heads
+    heads, scores = (torch.randn(num_heads, length, size, **options) for size in (head_dim, length))
+    seconds = 3 * measure_fastest(lambda: torch.bmm(heads, heads.transpose(1, 2)), device)
+    seconds += 4 * measure_fastest(lambda: torch.bmm(scores, heads), device)
+    return model.num_layers * seconds / 2
+
+
 def count_bytes(engine: NativeEngine, config: Config) -> dict[str, int]:
     """Return the bytes that each class moves at least in a step.
 
