@@ -1,4 +1,4 @@
-"""Selection of a checkpoint: the newest valid one of a directory, or that of a run, step or URL."""
+"""Selection of a checkpoint: the newest (latest) valid one, or that of a run, step or URL."""
 
 import difflib
 from collections.abc import Callable

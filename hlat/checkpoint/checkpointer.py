@@ -1,4 +1,4 @@
-"""Checkpoint saves, asynchronous by default.
+"""Checkpoint saves, asynchronous by default (async_save in torch).
 
 Training waits only for the copy of the state to host memory; a thread writes it while later steps
 run. Results are logged from the training thread, because the run's record has a single writer.

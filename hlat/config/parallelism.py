@@ -1,4 +1,4 @@
-"""Tensor, pipeline, data and expert parallelism."""
+"""Degrees of tensor, pipeline, data and expert parallelism (ParallelDims in torchtitan)."""
 
 from dataclasses import dataclass
 from enum import Enum

@@ -1,4 +1,4 @@
-"""Token streams: one endless sequence of tokens per row of the global batch.
+"""Token streams: documents packed into sequences of fixed length, one stream per row of a batch.
 
 The order of the data is independent of the number of ranks, because the number of streams is fixed
 and each rank reads some of them. The state of a stream is a document, a chunk of it and a token

@@ -1,4 +1,4 @@
-"""Device mesh of a run, and initialization of torch.distributed.
+"""Device mesh of a run (init_device_mesh in torch), and initialization of torch.distributed.
 
 A rank creates only the process groups that it belongs to, and collectives over all ranks run axis
 by axis, so that a rank's start-up cost does not grow with the world size.

@@ -1,4 +1,8 @@
-"""Specification of causal self-attention: settings, parameters and cost, without torch."""
+"""Specification of causal self-attention: settings, parameters and cost, without torch.
+
+With tensor parallelism, q, k and v are column-parallel (ColwiseParallel in torch,
+ColumnParallelLinear in Megatron) and the output projection is row-parallel.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mixture of experts.
+"""Mixture of experts: router, auxiliary load-balancing loss (aux_loss) and experts.
 
 Tensor names end in their dimensions as in decoder.py, and T tokens, E experts, K experts of a
 token, R = T K rows, one for each selected expert of a token. G are groups of experts.

@@ -1,4 +1,4 @@
-"""Initial values of any slice of any parameter.
+"""Weight initialization (init_weights): initial values of any slice of any parameter.
 
 A value depends only on the seed, the canonical parameter name and the index in the global tensor.
 Every parallel layout therefore starts from the same weights, and each rank samples only its shard.

@@ -1,4 +1,4 @@
-"""Detection of spikes and of divergence from the logged loss and norms.
+"""Detection of loss spikes and of divergence from the logged loss and norms.
 
 Most spikes last a single step and only deserve an event. Metrics that stay high or are not finite
 mean divergence, and every later checkpoint would contain the diverged state: rollback_policy.py

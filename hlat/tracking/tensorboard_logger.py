@@ -1,4 +1,4 @@
-"""TensorBoard event files of a run.
+"""TensorBoard event files of a run (SummaryWriter).
 
 Events are written with TensorBoard's synchronous RecordWriter. The asynchronous writers of torch
 and tensorboardX hide write errors, such as a full disk, in a thread.

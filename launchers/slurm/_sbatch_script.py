@@ -1,4 +1,4 @@
-"""Settings of the Slurm launcher, and the sbatch script and srun options of a job.
+"""Settings of the Slurm launcher, and the sbatch script (#SBATCH) and srun options of a job.
 
 Every value of the user is quoted as one argument, or rejected.
 """

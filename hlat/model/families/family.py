@@ -1,4 +1,6 @@
-"""Model family of Hugging Face transformers: its keys of config.json, without torch.
+"""Model family of Hugging Face transformers: keys of config.json and tensor names, without torch.
+
+Both directions, from_hf and to_hf in torchtitan, read the same mappings.
 
 A family is a list of mappings. Each mapping converts some keys of config.json to settings of
 ModelConfig and back. A setting that no mapping writes has the value in `Family.fixed`, or the
