@@ -1,4 +1,4 @@
-"""Log probabilities, argmax and samples of the next token, with logits computed in chunks.
+"""Log probabilities, argmax and samples (temperature, top-p) of the next token, in chunks.
 
 Tensor names end in their dimensions as in loss.py; Q queries, each for one of N rows; T shards of
 the vocabulary.

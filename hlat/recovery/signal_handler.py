@@ -1,4 +1,8 @@
-"""Signal handlers within a context; one of them stops a run at the next step boundary."""
+"""Signal handlers within a context.
+
+SIGTERM, SIGINT and the signals of schedulers before preemption stop a run at the next step
+boundary, where it saves its state.
+"""
 
 import contextlib
 import math
