@@ -1,4 +1,4 @@
-"""Main function of a data worker process.
+"""Main function of a worker process of the data loader, which reads and tokenizes documents.
 
 `hlat.data.worker_producer` starts it and documents the protocol.
 """

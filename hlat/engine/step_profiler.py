@@ -1,4 +1,4 @@
-"""Profiles of chosen steps (torch.profiler): trace, account and tables in profiles/ of the run directory.
+"""Profiles of chosen steps by torch.profiler: trace, account and tables in profiles/ of a run.
 
 A profile never ends a run: a rank that cannot record or write logs the reason.
 """

@@ -1,4 +1,4 @@
-"""Parameters of a rank and their sharding over data-parallel ranks."""
+"""Parameters and optimizer state of a rank, sharded over data-parallel ranks (ZeRO)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
