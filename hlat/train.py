@@ -38,9 +38,10 @@ def main(composed: DictConfig) -> ExitCode:
 
         print_preview(config.data, config.phase, config.batch, config.run.seed)
         return ExitCode.FINISHED
-    from hlat.engine.neuron import neuron_packages
-    from hlat.plan.feasibility import validate_feasibility
-    from hlat.recovery import run_copy
+    with pause_garbage_collection():
+        from hlat.engine.neuron import neuron_packages
+        from hlat.plan.feasibility import validate_feasibility
+        from hlat.recovery import run_copy
 
     validate_feasibility(config)
     neuron_packages.validate_torch_release()

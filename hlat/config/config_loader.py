@@ -164,8 +164,14 @@ class SafeConfigLoader(ConfigLoaderImpl):
         if run_mode is RunMode.RUN or not (validate_sweep_overrides or is_sweep):
             if validate_sweep_overrides:
                 self.validate_sweep_overrides_legal(parsed, run_mode, from_shell)
-            choices = [o for o in parsed if o not in values]
-            config = self._load_choices(config_name, [str(o.input_line) for o in choices])
+            choices = [str(o.input_line) for o in parsed if o not in values]
+            shared = self._load_choices(config_name, choices)
+            if validate_sweep_overrides:
+                config = copy.deepcopy(shared)
+            else:
+                config = OmegaConf.masked_copy(shared, "hydra")
+                values = [o for o in values if o.key_or_group == "hydra.mode"]
+            config.hydra.runtime.cwd = os.getcwd()
             _apply_values(config, values, parsed)
         else:
             config = super().load_configuration(
@@ -176,7 +182,7 @@ class SafeConfigLoader(ConfigLoaderImpl):
     def _load_choices(self, config_name: str | None, overrides: list[str]) -> DictConfig:
         """Return the configuration without values of the command line.
 
-        All compositions of a process with the same choices share it, such as the points of a sweep:
+        All compositions of a process with the same choices copy it, such as the points of a sweep:
         composition takes thirty times as long as a copy.
         """
         paths = (entry.path for entry in self.config_search_path.get_path())
@@ -185,9 +191,7 @@ class SafeConfigLoader(ConfigLoaderImpl):
             if len(self._composed) == _MAX_COMPOSED:
                 self._composed.clear()
             self._composed[key] = super().load_configuration(config_name, overrides, RunMode.RUN)
-        config = copy.deepcopy(self._composed[key])
-        config.hydra.runtime.cwd = os.getcwd()
-        return config
+        return self._composed[key]
 
     def _validate_choices(self, overrides: list[Override]) -> None:
         """Raise ConfigError if a list for a group has elements other than names of its files."""
