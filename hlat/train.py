@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
-from hlat.checkpoint.training_state import TrainingState
 from hlat.config import entry_point
 from hlat.config.config_errors import ExitCode
 from hlat.config.frozen_config import format_run_config
-from hlat.config.resolve import resolve_config
 from hlat.config.run import Config
 from hlat.config.run_steps import compute_total_steps
 from hlat.distributed import exit_record, rank_environment
 from hlat.recovery import signal_handler
+from hlat.recovery.garbage_collection import pause_garbage_collection
 
 if TYPE_CHECKING:
+    from hlat.checkpoint.training_state import TrainingState
     from hlat.data.data_loader import DataLoader
     from hlat.engine.interface import Engine
     from hlat.recovery.fault_tolerance import FaultTolerance
@@ -30,15 +30,18 @@ if TYPE_CHECKING:
 
 def main(composed: DictConfig) -> ExitCode:
     """Train with the composed configuration; return the exit code."""
+    from hlat.config.resolve import resolve_config
+
     config, overrides = resolve_config(composed), entry_point.get_task_overrides()
     if config.data.preview:
         from hlat.data.data_preview import print_preview
 
         print_preview(config.data, config.phase, config.batch, config.run.seed)
         return ExitCode.FINISHED
-    from hlat.engine.neuron import neuron_packages
-    from hlat.plan.feasibility import validate_feasibility
-    from hlat.recovery import run_copy
+    with pause_garbage_collection():
+        from hlat.engine.neuron import neuron_packages
+        from hlat.plan.feasibility import validate_feasibility
+        from hlat.recovery import run_copy
 
     validate_feasibility(config)
     neuron_packages.validate_torch_release()
@@ -54,16 +57,17 @@ def main(composed: DictConfig) -> ExitCode:
 
 def run_worker(config: Config, config_yaml: str, overrides: list[str]) -> ExitCode:
     """Set up engine, data and tracking, resume, train, and write the report."""
-    from hlat.checkpoint import checkpoint_directory, checkpoint_signature
-    from hlat.checkpoint.resume import resume
-    from hlat.data.data_loader import build_data_loader
-    from hlat.engine.engine_factory import create_engine
-    from hlat.plan.feasibility import validate_vocab_size
-    from hlat.recovery import preflight
-    from hlat.recovery.fault_tolerance import FaultTolerance
-    from hlat.report.end_report import try_write_report
-    from hlat.tracking import finished_runs, provenance, run_directory, run_summary
-    from hlat.tracking.tracker import Tracker
+    with pause_garbage_collection():
+        from hlat.checkpoint import checkpoint_directory, checkpoint_signature
+        from hlat.checkpoint.resume import resume
+        from hlat.data.data_loader import build_data_loader
+        from hlat.engine.engine_factory import create_engine
+        from hlat.plan.feasibility import validate_vocab_size
+        from hlat.recovery import preflight
+        from hlat.recovery.fault_tolerance import FaultTolerance
+        from hlat.report.end_report import try_write_report
+        from hlat.tracking import finished_runs, provenance, run_directory, run_summary
+        from hlat.tracking.tracker import Tracker
 
     is_rank0 = rank_environment.read_rank_info().is_rank0
     with run_directory.acquire_run_dir(config.run, is_rank0) as run_dir:
@@ -100,7 +104,7 @@ def run_worker(config: Config, config_yaml: str, overrides: list[str]) -> ExitCo
 
 def train(
     config: Config,
-    state: TrainingState,
+    state: "TrainingState",
     engine: "Engine",
     loader: "DataLoader",
     tracker: "Tracker",

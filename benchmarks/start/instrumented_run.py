@@ -5,12 +5,14 @@ Usage: PYTHONPATH=CHECKOUT python instrumented_run.py OVERRIDE ...
 
 import importlib
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 seconds: dict[str, float] = {"python": time.process_time()}
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in hlat.config.entry_point
 
 import torch  # noqa: E402, F401 (its import is measured)
 
@@ -47,6 +49,7 @@ def main() -> None:
 
     def run(*arguments: Any) -> Any:
         time_calls("hlat.engine.native.native_engine", "NativeEngine.train_step", "step")
+        time_calls("hlat.data.data_loader", "build_data_loader", "data")
         time_calls("hlat.evaluate.heldout_evaluation", "evaluate_heldout", "evaluation")
         time_calls("hlat.recovery.fault_tolerance", "FaultTolerance.save", "save")
         try:

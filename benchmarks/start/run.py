@@ -5,7 +5,7 @@ Usage: PYTHONPATH=. python benchmarks/start/run.py [--before CHECKOUT] [--rounds
 
 Checkouts alternate. `start` is the time from the command to the first step without the import of
 torch and the first evaluation, and `end` that of the last save and the report without the import of
-matplotlib, which is measured in the same round.
+matplotlib, which is measured in the same round. The data is opened in the start.
 """
 
 import argparse
@@ -52,6 +52,7 @@ def measure(checkout: Path) -> dict[str, float]:
         "end": found["save"] + found["report"] + early - matplotlib,
         "torch": torch,
         "matplotlib": matplotlib,
+        "data": found["data"],
     }
 
 
@@ -84,7 +85,7 @@ def main() -> None:
 
 def render(result: dict[str, Any]) -> str:
     """Return the table of a result."""
-    columns = ("start", "end", "torch", "matplotlib")
+    columns = ("start", "end", "torch", "matplotlib", "data")
     rows = [
         [name, *(f"{v['median']:.2f} ({v['min']:.2f} to {v['max']:.2f})" for v in values)]
         for name, found in result["seconds"].items()
@@ -92,7 +93,7 @@ def render(result: dict[str, Any]) -> str:
     ]
     header = [
         f"processor time in s, median and range of {result['rounds']} rounds",
-        *("start", "end", "import of torch", "import of matplotlib"),
+        *("start", "end", "import of torch", "import of matplotlib", "opening of the data"),
     ]
     return f"{table(header, rows)}\n\n{machine(result)}"
 

@@ -12,6 +12,8 @@ import typing
 from collections.abc import Collection, Iterator
 from typing import Any
 
+from omegaconf import DictConfig, OmegaConf
+
 from hlat.config.config_errors import ConfigError
 from hlat.config.package_dirs import list_choices
 from hlat.config.precision import PrecisionConfig
@@ -52,6 +54,8 @@ class Component:
 
 
 _components: dict[tuple[str, str], Component] = {}
+_schema_nodes: dict[type, DictConfig] = {}
+"""Last configuration that was created from a dataclass."""
 
 
 def register_component(
@@ -221,6 +225,14 @@ def extend_schema(schema: type[_Type], prefix: str = "") -> type[_Type]:
     return dataclasses.make_dataclass(
         schema.__name__, added, bases=(schema,), namespace={"__doc__": schema.__doc__}
     )
+
+
+def build_schema_node(schema: type) -> DictConfig:
+    """Return the configuration of a dataclass; callers share it, so they must not change it."""
+    if schema not in _schema_nodes:
+        _schema_nodes.clear()
+        _schema_nodes[schema] = OmegaConf.structured(schema)
+    return _schema_nodes[schema]
 
 
 def list_registered() -> set[tuple[str, str]]:

@@ -20,6 +20,7 @@ from hlat.config import config_loader, launcher_plugins, redaction
 from hlat.config.components import (
     CHOICE_SCHEMAS,
     Component,
+    build_schema_node,
     extend_schema,
     format_kinds,
     list_components,
@@ -166,7 +167,8 @@ def _get_settings(component: Component) -> tuple[Any, ...]:
 
 def _register_schema() -> None:
     store = ConfigStore.instance()
-    store.store(name="schema", node=extend_schema(Config))
+    schema = build_schema_node(extend_schema(Config))
+    store.repo["schema.yaml"] = ConfigNode("schema.yaml", schema, None, None, None)
     detected = {"defaults": [choose_local_hardware(), "_self_"], "processes_per_node": None}
     store.store(group="hardware", name="local", node=detected)
     for choice in (one for group in CHOICE_SCHEMAS for one in list_components(group)):

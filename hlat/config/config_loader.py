@@ -8,10 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hydra._internal import defaults_list as hydra_defaults_list
 from hydra._internal import hydra as hydra_internal
 from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
 from hydra._internal.config_repository import ConfigRepository
 from hydra.core.config_search_path import ConfigSearchPath, SearchPathQuery
+from hydra.core.default_element import InputDefault
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -36,7 +38,6 @@ from hlat.config.renamed_keys import (
     rename_override,
     warn_of_former_names,
 )
-from hlat.model.families import FAMILY_NAMES
 
 _MAX_COMPOSED = 64
 """Number of configurations in memory, one per combination of choices."""
@@ -45,16 +46,18 @@ _composed_package_files: dict[tuple[str | None, ...], DictConfig] = {}
 _RENAMED_CHOICES = {
     "experiment/desk": "experiment/small_study",
     "recovery/desk": "recovery/interactive",
-    **{f"model/{family}_desk": f"model/{family}_tiny" for family in FAMILY_NAMES},
     **{f"optimizer/{before}": f"optimizer/{now}" for before, now in RENAMED_PRESETS.items()},
 }
 """Former files of conf/ that overrides and files may name until the next version."""
+_RENAMED_MODEL = re.compile(r"^(model/\w+)_desk$")
+"""Former files of the smallest model of each family."""
 _SINGLE_PATH = re.compile(r"(\+{0,2}data\.sources\.[^.=]+\.(?:heldout_)?paths)=([^\[,$~]+)")
 """Override of the paths of a source with one path instead of a list."""
 _PLUGIN_GROUPS = ("hydra/launcher", "hydra/sweeper")
 """Groups whose choices are launchers/ and plugins of Hydra."""
 _DEFAULT_PLUGINS = ("local", "basic")
 """Choices of these groups without which no configuration is composed."""
+_create_map = hydra_defaults_list._create_interpolation_map
 _EMPTY_MAPPING = re.compile(r"[\w./@-]+=\{\s*\}")
 
 
@@ -69,6 +72,7 @@ def install_safe_config_loader() -> None:
     namespace = vars(hydra_internal)
     assert namespace["ConfigLoaderImpl"] in (ConfigLoaderImpl, SafeConfigLoader)
     namespace["ConfigLoaderImpl"] = SafeConfigLoader
+    vars(hydra_defaults_list)["_create_interpolation_map"] = _create_interpolation_map
 
 
 class SafeConfigLoader(ConfigLoaderImpl):
@@ -93,8 +97,8 @@ class SafeConfigLoader(ConfigLoaderImpl):
         config_name: str | None,
         overrides: list[str],
         run_mode: RunMode,
-        *args: Any,
-        **kwargs: Any,
+        from_shell: bool = True,
+        validate_sweep_overrides: bool = True,
     ) -> DictConfig:
         """Compose the configuration; one path of a source is read as a list of one.
 
@@ -116,11 +120,13 @@ class SafeConfigLoader(ConfigLoaderImpl):
             _SINGLE_PATH.sub(r"\1=[\2]", word) if _SINGLE_PATH.fullmatch(word) else word
             for word in overrides
         ]
-        config = self._compose(config_name, overrides, run_mode, *args, **kwargs)
+        config = self._compose(
+            config_name, overrides, run_mode, from_shell, validate_sweep_overrides
+        )
         if problems := list(find_code_references(config)):
             raise ConfigError(*problems)
         extensions.list_loaded(config.get(extensions.KEY) or ())
-        if run_mode is RunMode.MULTIRUN:
+        if run_mode is RunMode.MULTIRUN and validate_sweep_overrides:
             launcher_plugins.register_launchers()
             parsed = OverridesParser.create().parse_overrides(overrides)
             add_lr_axis(config, [o.key_or_group for o in parsed if o.is_sweep_override()])
@@ -144,8 +150,8 @@ class SafeConfigLoader(ConfigLoaderImpl):
         config_name: str | None,
         overrides: list[str],
         run_mode: RunMode,
-        from_shell: bool = True,
-        validate_sweep_overrides: bool = True,
+        from_shell: bool,
+        validate_sweep_overrides: bool,
     ) -> DictConfig:
         """Compose the configuration of a run from a copy of the one with the same choices."""
         parsed = OverridesParser.create().parse_overrides(overrides)
@@ -158,8 +164,14 @@ class SafeConfigLoader(ConfigLoaderImpl):
         if run_mode is RunMode.RUN or not (validate_sweep_overrides or is_sweep):
             if validate_sweep_overrides:
                 self.validate_sweep_overrides_legal(parsed, run_mode, from_shell)
-            choices = [o for o in parsed if o not in values]
-            config = self._load_choices(config_name, [str(o.input_line) for o in choices])
+            choices = [str(o.input_line) for o in parsed if o not in values]
+            shared = self._load_choices(config_name, choices)
+            if validate_sweep_overrides:
+                config = copy.deepcopy(shared)
+            else:
+                config = OmegaConf.masked_copy(shared, "hydra")
+                values = [o for o in values if o.key_or_group == "hydra.mode"]
+            config.hydra.runtime.cwd = os.getcwd()
             _apply_values(config, values, parsed)
         else:
             config = super().load_configuration(
@@ -170,7 +182,7 @@ class SafeConfigLoader(ConfigLoaderImpl):
     def _load_choices(self, config_name: str | None, overrides: list[str]) -> DictConfig:
         """Return the configuration without values of the command line.
 
-        All compositions of a process with the same choices share it, such as the points of a sweep:
+        All compositions of a process with the same choices copy it, such as the points of a sweep:
         composition takes thirty times as long as a copy.
         """
         paths = (entry.path for entry in self.config_search_path.get_path())
@@ -179,9 +191,7 @@ class SafeConfigLoader(ConfigLoaderImpl):
             if len(self._composed) == _MAX_COMPOSED:
                 self._composed.clear()
             self._composed[key] = super().load_configuration(config_name, overrides, RunMode.RUN)
-        config = copy.deepcopy(self._composed[key])
-        config.hydra.runtime.cwd = os.getcwd()
-        return config
+        return self._composed[key]
 
     def _validate_choices(self, overrides: list[Override]) -> None:
         """Raise ConfigError if a list for a group has elements other than names of its files."""
@@ -250,15 +260,30 @@ class _ConfigRepository(ConfigRepository):
     def _load_choice(self, config_path: str) -> ConfigResult | None:
         found = super().load_config(config_path)
         path = config_path.removesuffix(".yaml")
-        if found is not None or path not in _RENAMED_CHOICES:
+        present = _RENAMED_CHOICES.get(path) or _RENAMED_MODEL.sub(r"\1_tiny", path)
+        if found is not None or present == path:
             return found
-        before, now = (each.replace("/", "=") for each in (path, _RENAMED_CHOICES[path]))
+        if not (find_package_dir("conf") / f"{present}.yaml").is_file():
+            return None
+        before, now = (each.replace("/", "=") for each in (path, present))
         print_once(f"hlat: {before} is now {now}; the next version rejects {before}")
-        found = super().load_config(_RENAMED_CHOICES[path])
+        found = super().load_config(present)
         if found is not None and path.startswith("model/"):
             name = path.removeprefix("model/")  # runs contain the name of their model
             OmegaConf.update(found.config, "name", name)
         return found
+
+
+def _create_interpolation_map(
+    overrides: Any, defaults: list[InputDefault], self_added: bool
+) -> DictConfig:
+    """Return the choices that interpolations in a defaults list refer to; empty without them.
+
+    Hydra creates all choices for each file, which is a tenth of the time of a composition.
+    """
+    if not any(default.is_interpolation() for default in defaults):
+        return OmegaConf.create()
+    return _create_map(overrides, defaults, self_added)
 
 
 def _refuse_hidden_choices(config_search_path: ConfigSearchPath) -> None:

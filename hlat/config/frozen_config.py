@@ -14,7 +14,7 @@ from typing import Any, cast
 from omegaconf import DictConfig, OmegaConf
 
 from hlat.config import extensions, redaction
-from hlat.config.components import extend_schema
+from hlat.config.components import build_schema_node, extend_schema
 from hlat.config.config_errors import ConfigError
 from hlat.config.renamed_keys import rename_config
 from hlat.config.run import Config
@@ -89,7 +89,7 @@ def load_frozen_config(directory: Path) -> DictConfig:
         ) from error
     for path in OmegaConf.select(config, extensions.KEY) or ():
         extensions.load_extension(str(directory / Path(path).name), path)
-    return cast(DictConfig, OmegaConf.merge(OmegaConf.structured(extend_schema(Config)), config))
+    return cast(DictConfig, OmegaConf.merge(build_schema_node(extend_schema(Config)), config))
 
 
 def load_command_line(directory: Path) -> CommandLine:

@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from hlat.config import redaction
 from hlat.config.bounds import find_bounds_violations
-from hlat.config.components import extend_schema
+from hlat.config.components import build_schema_node, extend_schema
 from hlat.config.config_errors import ConfigError
 from hlat.config.config_json import parse_section
 from hlat.config.renamed_keys import rename_config, rename_tree
@@ -111,7 +111,7 @@ def parse_run_config(config_yaml: str) -> Config:
         ConfigError: The text is not the configuration of a run, or is invalid in this version.
     """
     try:
-        schema = OmegaConf.structured(extend_schema(Config))
+        schema = build_schema_node(extend_schema(Config))
         merged = OmegaConf.merge(schema, _escape_resolvers(config_yaml))
         return resolve_config(cast(DictConfig, merged))
     except ConfigError:

@@ -215,17 +215,19 @@ def _flatten_steps(component: dict[str, Any] | None) -> list[dict[str, Any]]:
 def _is_split_before_spaces(tokenizer: tokenizers.Tokenizer) -> bool:
     """Return True if pre-tokenization of both sides of a space separately gives the same words."""
     before = ("a", "1", ".", " ", "\n", "木", "")
-    heads = [left + x for left, x in product(before, map(chr, _GRAPHIC_ASCII))]
-    tails = {f" {right}": _pre_tokenize(tokenizer, f" {right}") for right in _FOLLOWING_CHARACTERS}
+    pre_tokenizer = tokenizer.pre_tokenizer
+    heads = (left + x for left, x in product(before, map(chr, _GRAPHIC_ASCII)))
+    tails = [f" {right}" for right in _FOLLOWING_CHARACTERS]
+    words_of_tails = [_pre_tokenize(pre_tokenizer, tail) for tail in tails]
     return all(
-        _pre_tokenize(tokenizer, head + tail) == _pre_tokenize(tokenizer, head) + words
-        for head in heads
-        for tail, words in tails.items()
+        _pre_tokenize(pre_tokenizer, head + tail) == words + words_of_tail
+        for head, words in ((head, _pre_tokenize(pre_tokenizer, head)) for head in heads)
+        for tail, words_of_tail in zip(tails, words_of_tails, strict=True)
     )
 
 
-def _pre_tokenize(tokenizer: tokenizers.Tokenizer, text: str) -> list[str]:
-    return [word for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(text)]
+def _pre_tokenize(pre_tokenizer: tokenizers.pre_tokenizers.PreTokenizer, text: str) -> list[str]:
+    return [word for word, _ in pre_tokenizer.pre_tokenize_str(text)]
 
 
 def _is_exact(tokenizer: tokenizers.Tokenizer, chunker: DocumentChunker) -> bool:

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet
 
 from hlat.config.config_errors import ConfigError
@@ -90,8 +89,11 @@ def find_text_column(
 def _select_field(array: pa.Array, names: Sequence[str]) -> pa.Array:
     """Return a field of a struct array as text; the strings of a list are lines of one document."""
     array.validate()  # a negative length of a damaged file would end the process
-    for name in names:
-        array = pc.struct_field(array, name)
+    if names:
+        from pyarrow import compute  # Deferred: the import creates hundreds of functions
+
+        for name in names:
+            array = compute.struct_field(array, name)
     if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
         array.validate(full=True)
         rows = array.to_pylist()

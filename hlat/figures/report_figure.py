@@ -17,6 +17,7 @@ from typing import Any
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
@@ -150,13 +151,20 @@ class ReportFigure:
 
     @cached_property
     def _figure(self) -> Figure:
-        return self.draw()
+        """Figure with the layout of an SVG; `savefig` would render it twice for the layout."""
+        figure = self.draw()
+        figure.dpi = FigureCanvasSVG.fixed_dpi
+        FigureCanvasSVG(figure)
+        layout_engine = figure.get_layout_engine()
+        assert layout_engine is not None
+        layout_engine.execute(figure)
+        figure.set_layout_engine(None)
+        return figure
 
     def _save(self, **options: Any) -> bytes:
         buffer = io.BytesIO()
         with matplotlib.rc_context({**MATPLOTLIB_STYLE, "svg.hashsalt": self.name}):
             self._figure.savefig(buffer, **options)
-        self._figure.set_layout_engine("none")  # the next file has the layout of the first one
         return buffer.getvalue()
 
 

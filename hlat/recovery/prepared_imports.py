@@ -9,6 +9,7 @@ import os
 import sys
 
 from hlat.config.compose import compose_ahead
+from hlat.recovery.garbage_collection import pause_garbage_collection
 from hlat.recovery.prepared_process import OVERRIDES_VARIABLE
 
 MODULES = (
@@ -21,7 +22,8 @@ MODULES = (
 
 
 os.setsid()  # signals of the terminal must not end the process that waits for the runs
-for name in MODULES:
-    importlib.import_module(name)
-del sys.modules["hlat.train"]  # a run executes it as __main__
-compose_ahead(json.loads(os.environ.pop(OVERRIDES_VARIABLE, "[]")))
+with pause_garbage_collection():
+    for name in MODULES:
+        importlib.import_module(name)
+    del sys.modules["hlat.train"]  # a run executes it as __main__
+    compose_ahead(json.loads(os.environ.pop(OVERRIDES_VARIABLE, "[]")))

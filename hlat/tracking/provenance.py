@@ -38,10 +38,17 @@ def collect_provenance(device: str, data: dict[str, Any]) -> dict[str, Any]:
 @functools.cache
 def _list_packages() -> list[tuple[str, str]]:
     """Return name and version of the installed packages, in the order of the names."""
-    # Each access to `metadata` parses a file
-    packages = [distribution.metadata for distribution in metadata.distributions()]
-    named = [(str(package["Name"]), str(package["Version"])) for package in packages]
+    named = map(_read_name_and_version, metadata.distributions())
     return sorted(named, key=lambda package: package[0].lower())
+
+
+def _read_name_and_version(distribution: metadata.Distribution) -> tuple[str, str]:
+    """Return name and version; `distribution.metadata` would parse the description too."""
+    files = ("METADATA", "PKG-INFO", "")
+    text = next(filter(None, map(distribution.read_text, files)), "")
+    lines = reversed(text.partition("\n\n")[0].split("\n"))  # of two equal keys, the first counts
+    headers = {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    return str(headers.get("Name")), str(headers.get("Version"))
 
 
 def get_git_revision() -> str | None:

@@ -1,5 +1,6 @@
 """Overrides with former keys, and of dictionaries of structured values."""
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -110,3 +111,32 @@ def test_other_hardware_of_this_machine_is_composed_again(monkeypatch) -> None:
             patch.setattr("hlat.config.compose.choose_local_hardware", lambda name=preset: name)
             assert compose_config(["hardware=local"]).hardware.name == preset
     register_configs()  # the hardware of this machine
+
+
+def test_a_defaults_list_refers_to_choices(monkeypatch, tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    names = "defaults:\n  - override /optimizer: adamw_${batch}\n  - _self_\n"
+    (tmp_path / "experiment/mine.yaml").write_text(f"# @package _global_\n{names}")
+    monkeypatch.setattr(sys, "argv", ["hlat", "--config-dir", str(tmp_path)])
+    assert compose_config(["experiment=mine", "batch=tiny"]).optimizer.lr == 2e-3
+    assert compose_config(["experiment=mine", "batch=small"]).optimizer.lr == 6e-4
+
+
+def test_the_mode_of_a_command_imports_no_launcher(tmp_path: Path) -> None:
+    program = """
+import sys
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hlat.config.compose import register_configs
+from hlat.config.package_dirs import find_package_dir
+register_configs()
+with initialize_config_dir(str(find_package_dir("conf")), version_base="1.3"):
+    get_mode = GlobalHydra.instance().hydra.get_mode
+    words = ["model=tiny", "run.steps=1"]
+    print(get_mode("config", words), get_mode("config", [*words, "hydra.mode=MULTIRUN"]))
+print([name for name in sys.modules if "hlat_launchers" in name and name.endswith("_launcher")])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, check=True, capture_output=True, text=True
+    )
+    assert done.stdout == "None RunMode.MULTIRUN\n[]\n"

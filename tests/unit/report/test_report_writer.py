@@ -14,11 +14,14 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 from matplotlib import image
+from matplotlib.figure import Figure
 from omegaconf import DictConfig, OmegaConf
 
 from hlat.config.config_errors import ConfigError
+from hlat.figures.report_figure import build_panel_figure, build_run_panels
 from hlat.report import __main__ as report
 from hlat.report.report_writer import write_report
+from hlat.study.run_record import load_run_record
 
 FIGURES = [
     "data_wait",
@@ -232,6 +235,15 @@ def test_only_the_script_with_the_digest_is_allowed(finished: Path) -> None:
         if attributes.get("http-equiv") == "Content-Security-Policy"
     ]
     assert policy.startswith(f"default-src 'none'; script-src 'sha256-{digest}' ")
+
+
+def test_a_figure_is_drawn_once_per_file(finished: Path, monkeypatch) -> None:
+    record, draws = load_run_record(finished), []
+    figure = build_panel_figure(build_run_panels(record)[0], record)
+    draw = Figure.draw
+    monkeypatch.setattr(Figure, "draw", lambda *words: draws.append(draw(*words)))
+    assert figure.render_svg() == figure.render_svg()
+    assert len(draws) == 2
 
 
 def test_png_files_have_a_white_background(finished: Path) -> None:

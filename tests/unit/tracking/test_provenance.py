@@ -1,6 +1,7 @@
 """Tests of code revision, packages and host."""
 
 import subprocess
+from importlib import metadata
 
 from hlat.tracking import provenance
 
@@ -20,3 +21,17 @@ def test_provenance_contains_revision_packages_and_data():
 def test_revision_is_none_without_git(monkeypatch):
     monkeypatch.setenv("PATH", "")
     assert provenance.collect_provenance("cpu", {})["git_revision"] is None
+
+
+def test_packages_have_the_names_and_versions_of_their_metadata(monkeypatch, tmp_path):
+    package = tmp_path / "some_package-1.0.dist-info"
+    package.mkdir()
+    lines = ("Name: Some.Package", "Version: 1.0", "Summary: Name: x", "", "Name: of the text", "")
+    (package / "METADATA").write_text("\n".join(lines))
+    monkeypatch.syspath_prepend(tmp_path)
+    provenance._list_packages.cache_clear()
+    packages = dict(provenance._list_packages())
+    provenance._list_packages.cache_clear()
+    assert packages["Some.Package"] == "1.0"
+    distributions = [one.metadata for one in metadata.distributions()]
+    assert packages == {one["Name"]: one["Version"] for one in distributions}
