@@ -18,12 +18,14 @@ from hydra.core.override_parser.types import Override
 from hydra.core.utils import JobRuntime
 from hydra.errors import ConfigCompositionException
 from hydra.plugins.config_source import ConfigResult
+from hydra.plugins.sweeper import Sweeper
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from hlat.config import extensions, launcher_plugins, yaml_loader
 from hlat.config.components import list_group_choices
+from hlat.config.config_copies import CopiedConfig
 from hlat.config.config_errors import ConfigError
 from hlat.config.hydra_config_security import find_code_references, validate_search_path
 from hlat.config.lr_grid import add_lr_axis
@@ -40,7 +42,7 @@ from hlat.model.families import FAMILY_NAMES
 
 _MAX_COMPOSED = 64
 """Number of configurations in memory, one per combination of choices."""
-_composed_package_files: dict[tuple[str | None, ...], DictConfig] = {}
+_composed_package_files: dict[tuple[str | None, ...], CopiedConfig] = {}
 """Configurations from files of the package, which do not change while a process runs."""
 _RENAMED_CHOICES = {
     "experiment/desk": "experiment/small_study",
@@ -56,6 +58,7 @@ _PLUGIN_GROUPS = ("hydra/launcher", "hydra/sweeper")
 _DEFAULT_PLUGINS = ("local", "basic")
 """Choices of these groups without which no configuration is composed."""
 _EMPTY_MAPPING = re.compile(r"[\w./@-]+=\{\s*\}")
+_compose_batch = Sweeper.validate_batch_is_legal
 
 
 def forget_compositions() -> None:
@@ -64,11 +67,21 @@ def forget_compositions() -> None:
 
 
 def install_safe_config_loader() -> None:
-    """Replace Hydra's configuration loader in this process; Hydra has no hook for it."""
+    """Replace Hydra's configuration loader in this process; Hydra has no hook for it.
+
+    Hydra's sweeper no longer composes all points before a launcher that does so itself.
+    """
     yaml_loader.install_c_parser()
     namespace = vars(hydra_internal)
     assert namespace["ConfigLoaderImpl"] in (ConfigLoaderImpl, SafeConfigLoader)
     namespace["ConfigLoaderImpl"] = SafeConfigLoader
+    setattr(Sweeper, "validate_batch_is_legal", _validate_batch)  # noqa: B010 (for mypy)
+
+
+def _validate_batch(sweeper: Sweeper, batch: Sequence[Sequence[str]]) -> None:
+    """Compose all points, unless the launcher composes them before it starts the first."""
+    if not getattr(getattr(sweeper, "launcher", None), "validates_points", False):
+        _compose_batch(sweeper, batch)
 
 
 class SafeConfigLoader(ConfigLoaderImpl):
@@ -178,8 +191,9 @@ class SafeConfigLoader(ConfigLoaderImpl):
         if key not in self._composed:
             if len(self._composed) == _MAX_COMPOSED:
                 self._composed.clear()
-            self._composed[key] = super().load_configuration(config_name, overrides, RunMode.RUN)
-        config = copy.deepcopy(self._composed[key])
+            composed = super().load_configuration(config_name, overrides, RunMode.RUN)
+            self._composed[key] = CopiedConfig(composed)
+        config = self._composed[key].copy()
         config.hydra.runtime.cwd = os.getcwd()
         return config
 
