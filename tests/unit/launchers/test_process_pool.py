@@ -11,15 +11,16 @@ import sys
 import threading
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
-from omegaconf import DictConfig
 
 from hlat.config import compose as composition
 from hlat.config.config_errors import ExitCode
 from hlat.config.resolve import resolve_config
 
 composition.register_configs()
+from hydra_plugins.hlat_launchers._point_composer import PointComposer  # noqa: E402
 from hydra_plugins.hlat_launchers._sweep_points import SweepPoint  # noqa: E402
 from hydra_plugins.hlat_launchers.local._core_budget import (  # noqa: E402 (registered above)
     LocalDevices,
@@ -77,8 +78,8 @@ def task(compose, tmp_path, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
 
     def make(number: int, word: str, log: bool = True) -> SweepTask:
-        composed = compose(f"run.name={word}", "run.steps=7")
-        point = SweepPoint([word], composed, resolve_config(composed), DictConfig({}))
+        config = resolve_config(compose(f"run.name={word}", "run.steps=7"))
+        point = SweepPoint([word], config, b"", Mock(PointComposer))
         return SweepTask(number, point, Path(f"{number}.log") if log else None)
 
     return make
