@@ -1,6 +1,6 @@
 """Composition of the points of a sweep, again for Hydra's records of points.
 
-A composed configuration has half a megabyte, so none is kept for a point.
+A composed configuration has half a megabyte, so points do not store theirs.
 """
 
 from collections.abc import Sequence

@@ -211,14 +211,14 @@ def _validate_point(
     validate_feasibility(resolved)
     composed.run.name = resolved.run.name
     text = zlib.compress(format_config(composed).encode(), level=1)
-    point = SweepPoint(overrides, _share_sections(resolved, sections), text, composer)
+    point = SweepPoint(overrides, _reuse_sections(resolved, sections), text, composer)
     from hlat.checkpoint.start_validation import validate_start  # numpy slows composition
 
     validate_start(resolved, point.run_dir)
     return point
 
 
-def _share_sections(config: Config, sections: dict[str, Any]) -> Config:
+def _reuse_sections(config: Config, sections: dict[str, Any]) -> Config:
     """Return a configuration with the sections of earlier ones that have the same text."""
     own = {field.name: getattr(config, field.name) for field in fields(config)}
     return replace(config, **{k: sections.setdefault(f"{k}={v!r}", v) for k, v in own.items()})
