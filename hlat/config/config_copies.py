@@ -6,7 +6,8 @@ pickle is read from a file.
 
 import io
 import pickle
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any
 
 from omegaconf import DictConfig
 
@@ -26,6 +27,11 @@ class CopiedConfig:
         return config
 
 
+def _get_type(index: int) -> type:
+    """Stand for a function of `_Unpickler` in a pickle."""
+    raise AssertionError(f"type {index} is not read from a pickle")
+
+
 class _Pickler(pickle.Pickler):
     """Pickler that stores indices of types, as those of components have no importable name."""
 
@@ -33,8 +39,13 @@ class _Pickler(pickle.Pickler):
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
         self._types = types
 
-    def persistent_id(self, value: Any) -> int | None:
-        return self._types.setdefault(value, len(self._types)) if isinstance(value, type) else None
+    def persistent_id(self, value: Any) -> str | None:
+        return _get_type.__name__ if value is _get_type else None
+
+    def reducer_override(self, value: Any) -> Any:
+        if not isinstance(value, type):
+            return NotImplemented
+        return _get_type, (self._types.setdefault(value, len(self._types)),)
 
 
 class _Unpickler(pickle.Unpickler):
@@ -42,5 +53,5 @@ class _Unpickler(pickle.Unpickler):
         super().__init__(file)
         self._types = types
 
-    def persistent_load(self, index: Any) -> type:
-        return cast(type, self._types[index])
+    def persistent_load(self, name: Any) -> Callable[[int], type]:
+        return self._types.__getitem__

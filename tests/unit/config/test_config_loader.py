@@ -100,7 +100,7 @@ def test_compositions_of_a_process_are_independent(monkeypatch, tmp_path: Path) 
 
 
 def test_copies_have_the_schema_and_the_flags_of_the_original() -> None:
-    composed = compose_config(["model=tiny"], return_hydra_config=True)
+    composed = compose_config(["model=tiny"])
     copies = CopiedConfig(composed)
     composed.run.seed = 1  # no effect on copies
     first, second = copies.copy(), copies.copy()
