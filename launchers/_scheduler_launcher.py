@@ -44,6 +44,8 @@ class SchedulerLauncher(Launcher):
     """Value of hydra/launcher."""
     schema: ClassVar[type]
     """Schema of hydra.launcher."""
+    validates_points: ClassVar[bool] = True
+    """All points are composed before the first one starts (`config_loader.py`)."""
     shares_file_system: ClassVar[bool]
     """True if jobs see the files of the submitting machine at the same paths."""
 
@@ -122,7 +124,7 @@ class SchedulerLauncher(Launcher):
         directory = self.sweep_dir / build_object_name(job.name)
         directory.mkdir(parents=True)
         command_line = frozen_config.CommandLine([*point.overrides], self.hydra_flags)
-        frozen_config.save_frozen_config(directory, point.composed, command_line)
+        point.save_configuration(directory, command_line)
         return directory
 
     def record_job(

@@ -1,21 +1,21 @@
 """Composition and validation of all points of a sweep before the first one starts."""
 
-import copy
 import inspect
 import os
+import zlib
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from hlat.config.config_errors import ConfigError
 from hlat.config.entry_point import build_config_dir_flags, find_missing_axes
+from hlat.config.frozen_config import CommandLine, format_config, save_frozen_yaml
 from hlat.config.hydra_errors import convert_hydra_error
 from hlat.config.resolve import resolve_config
 from hlat.config.run import Config
@@ -23,18 +23,34 @@ from hlat.plan import step_time
 from hlat.plan.feasibility import validate_feasibility
 from hlat.tracking import sweep_log
 
+from ._point_composer import PointComposer, PointReturn
+
 _WANDB_GROUP_VARIABLE = "WANDB_RUN_GROUP"
 """Environment variable of W&B (its documentation)."""
 
 
 @dataclass(frozen=True)
 class SweepPoint:
-    """A valid point of a sweep; `composed` is its configuration, and `config` the resolved one."""
+    """A valid point of a sweep.
+
+    Attributes:
+        config: Resolved configuration, which shares equal sections with other points.
+        compressed_yaml: Compressed text of the composed configuration.
+    """
 
     overrides: Sequence[str]
-    composed: DictConfig
     config: Config
-    hydra_config: DictConfig
+    compressed_yaml: bytes
+    composer: PointComposer
+
+    @property
+    def yaml(self) -> str:
+        """Composed configuration as in `frozen_config.format_config`."""
+        return zlib.decompress(self.compressed_yaml).decode()
+
+    def save_configuration(self, directory: Path, command_line: CommandLine) -> None:
+        """Write the composed configuration for a job (`frozen_config.load_frozen_config`)."""
+        save_frozen_yaml(directory, self.yaml, self.config.extensions, command_line)
 
     @property
     def planned_tokens_per_second(self) -> float | None:
@@ -62,12 +78,15 @@ def validate_points(
 
     Raises:
         ConfigError: All problems of all points, after the point's overrides.
+        HydraException: The configuration of a point cannot be composed.
     """
     problems: list[tuple[Sequence[str], Sequence[str]]] = []
     points: dict[Path, SweepPoint] = {}
+    composer, sections = PointComposer(context, config), dict[str, Any]()
     for overrides in job_overrides:
+        composition = composer.compose(overrides)
         try:
-            point = _compose_point(context, config, overrides)
+            point = _validate_point(composer, overrides, composition, sections)
         except ConfigError as error:
             problems.append((overrides, error.problems))
             continue
@@ -156,31 +175,30 @@ def record_point(
     sweep_log.log_point(sweep_dir, number, run_dir, point.overrides, details)
 
 
-def build_job_return(point: SweepPoint, number: int, job_id: str, receipt: Any = None) -> JobReturn:
+def build_job_return(
+    point: SweepPoint, number: int, job_id: str, receipt: Any = None
+) -> PointReturn:
     """Return Hydra's record of a point that was run or submitted; `receipt` is its result."""
-    hydra_config = copy.deepcopy(point.hydra_config)
-    with open_dict(hydra_config):
-        hydra_config.job.num, hydra_config.job.id = number, job_id
-    job_return = JobReturn(
-        overrides=list(point.overrides),
-        cfg=point.composed,
-        hydra_cfg=OmegaConf.create({"hydra": hydra_config}),
-        working_dir=str(point.run_dir),
-        task_name=hydra_config.job.name,
-        status=JobStatus.COMPLETED,
-    )
-    job_return.return_value = receipt
+    assert point.config.run.name is not None, "resolve_config sets the name"
+    name = (point.config.run.name, number, job_id)
+    job_return = PointReturn(point.composer, point.overrides, *name)
+    job_return.working_dir, job_return.return_value = str(point.run_dir), receipt
     return job_return
 
 
-def _compose_point(
-    context: HydraContext, config: DictConfig, overrides: Sequence[str]
+def _validate_point(
+    composer: PointComposer,
+    overrides: Sequence[str],
+    composition: tuple[DictConfig, DictConfig],
+    sections: dict[str, Any],
 ) -> SweepPoint:
+    """Return a point if it is valid.
+
+    `composition` is that of `PointComposer.compose`, and `sections` are those of other points by
+    their text.
+    """
+    composed, hydra_config = composition
     try:
-        composed = context.config_loader.load_sweep_config(config, list(overrides))
-        with open_dict(composed):
-            hydra_config = composed.pop("hydra")
-        composed = OmegaConf.create(composed)
         resolved = resolve_config(composed)
     except OmegaConfBaseException as error:
         raise convert_hydra_error(error) from error
@@ -192,8 +210,15 @@ def _compose_point(
         )
     validate_feasibility(resolved)
     composed.run.name = resolved.run.name
-    point = SweepPoint(overrides, composed, resolved, hydra_config)
+    text = zlib.compress(format_config(composed).encode(), level=1)
+    point = SweepPoint(overrides, _reuse_sections(resolved, sections), text, composer)
     from hlat.checkpoint.start_validation import validate_start  # numpy slows composition
 
     validate_start(resolved, point.run_dir)
     return point
+
+
+def _reuse_sections(config: Config, sections: dict[str, Any]) -> Config:
+    """Return a configuration with the sections of earlier ones that have the same text."""
+    own = {field.name: getattr(config, field.name) for field in fields(config)}
+    return replace(config, **{k: sections.setdefault(f"{k}={v!r}", v) for k, v in own.items()})

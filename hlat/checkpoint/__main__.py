@@ -244,9 +244,10 @@ def _prune_or_preview(
     if found is None:
         print(f"{checkpoint_root} has no valid checkpoint; nothing is removed", file=sys.stderr)
         return ExitCode.FAILED
-    removed = retention.list_prunable(directory, found.path, *keep)
     if confirmed:
         removed = retention.prune_checkpoints(directory, *keep, verified=found.path)
+    else:
+        removed = retention.list_prunable(directory, found.path, *keep)
     verb = "removed" if confirmed else "would remove"
     for path in removed:
         print(f"{verb} {_format_name(path, checkpoint_root)}  {format_bytes(sizes.get(path, 0))}")

@@ -87,7 +87,7 @@ def _inspect_checkpoint(path: StoragePath) -> CheckpointInfo:
         return info
     try:
         manifest = checkpoint_store.load_manifest(path)
-        state = TrainingState.from_json(checkpoint_store.load_state_json(path))
+        state = TrainingState.from_json(checkpoint_store.load_state_json(path, manifest))
     except ConfigError as error:
         return replace(info, state="damaged", problem=str(error))
     only_weights = all(name.startswith(("weights/", f"{BUFFERS}/")) for name in manifest.tensors)

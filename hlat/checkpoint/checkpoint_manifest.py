@@ -4,8 +4,10 @@ The manifest is JSON with a SHA-256 for each file, because tensor formats do not
 bits.
 """
 
+import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import prod
@@ -34,6 +36,8 @@ DTYPE_BYTES = {
     **dict.fromkeys(("I8", "U8", "BOOL"), 1),
 }
 """Bytes per element of each safetensors dtype that a checkpoint may contain."""
+_last_tensors: dict[bytes, tuple[dict[str, "TensorRecord"], dict[str, int]]] = {}
+"""Tensors of the manifest that was parsed last, and their bytes in each file, by digest."""
 
 
 @dataclass(frozen=True)
@@ -170,9 +174,11 @@ def parse_manifest(content: bytes) -> CheckpointManifest:
             raise CorruptCheckpointError(
                 f"manifest.json has format {document['format']!r}; this version reads {versions}"
             )
-        manifest = CheckpointManifest.from_json(document)
-        _validate_names(manifest)
-        _validate_sizes(manifest)
+        files = {name: _parse_file_record(record) for name, record in document["files"].items()}
+        _validate_file_names(files)
+        tensors, num_bytes = _parse_tensors(document["tensors"], files)
+        manifest = CheckpointManifest(document["step"], files, tensors)
+        _validate_sizes(manifest, num_bytes)
     except CorruptCheckpointError:
         raise
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
@@ -187,45 +193,71 @@ def _parse_file_record(record: dict[str, Any]) -> FileRecord:
     return FileRecord(size, sha256)
 
 
-def _validate_names(manifest: CheckpointManifest) -> None:
-    for name in manifest.files:
+def _validate_file_names(files: dict[str, FileRecord]) -> None:
+    for name in files:
         if PurePath(name).name != name or not name.isprintable():
             raise CorruptCheckpointError(f"manifest.json names {name!r}, outside its directory")
-    for name, tensor in manifest.tensors.items():
+
+
+def _validate_tensor_names(tensors: dict[str, TensorRecord], files: dict[str, FileRecord]) -> None:
+    for name, tensor in tensors.items():
         if not name.isprintable():
             raise CorruptCheckpointError(f"manifest.json has {name!r}, an invalid tensor name")
         for record in tensor.slices:
-            if record.file not in manifest.files:
+            if record.file not in files:
                 raise CorruptCheckpointError(
                     f"manifest.json refers to {record.file!r}, which it does not list"
                 )
 
 
-def _validate_sizes(manifest: CheckpointManifest) -> None:
-    """Raise an error if shapes or sizes exceed the files, before memory is allocated for them."""
-    if not _is_count(manifest.step):
-        raise CorruptCheckpointError("manifest.json has an invalid step")
-    num_free = {name: record.size for name, record in manifest.files.items()}
-    for name, tensor in manifest.tensors.items():
+def _parse_tensors(
+    document: dict[str, Any], files: dict[str, FileRecord]
+) -> tuple[dict[str, TensorRecord], dict[str, int]]:
+    """Return the tensors of a manifest with `files`, and their bytes in each file.
+
+    All checkpoints of a run have the same tensors, which are parsed once. An error is raised before
+    memory is allocated for invalid shapes.
+    """
+    digest = hashlib.sha256(f"{len(files)} {document!r}".encode()).digest()
+    if digest not in _last_tensors:
+        tensors = {name: TensorRecord.from_json(one) for name, one in document.items()}
+        _validate_tensor_names(tensors, files)
+        num_bytes = _count_bytes(tensors, len(files))
+        _last_tensors.clear()
+        _last_tensors[digest] = (tensors, num_bytes)
+    return _last_tensors[digest]
+
+
+def _count_bytes(tensors: dict[str, TensorRecord], num_files: int) -> dict[str, int]:
+    """Return the bytes of the tensors in each file; raise an error for invalid shapes or slices."""
+    num_bytes: Counter[str] = Counter()
+    for name, tensor in tensors.items():
         if (
             tensor.dtype not in DTYPE_BYTES
             or not all(map(_is_count, tensor.shape))
-            or not all(_is_valid_record(one, tensor.shape, len(num_free)) for one in tensor.slices)
+            or not all(_is_valid_record(one, tensor.shape, num_files) for one in tensor.slices)
             or sum(record.numel for record in tensor.slices) != prod(tensor.shape)
         ):
             raise CorruptCheckpointError(f"manifest.json has invalid shape or slices of {name}")
         for record in tensor.slices:
-            num_bytes = prod(record.size) * DTYPE_BYTES[tensor.dtype]
             for file in record.list_files():
-                if file not in num_free:
-                    raise CorruptCheckpointError(
-                        f"manifest.json refers to {file!r}, which it does not list"
-                    )
-                num_free[file] -= num_bytes
-    if overfull := [name for name, size in num_free.items() if size < 0]:
-        raise CorruptCheckpointError(
-            f"manifest.json assigns more bytes to {overfull[0]} than the file has"
-        )
+                num_bytes[file] += prod(record.size) * DTYPE_BYTES[tensor.dtype]
+    return dict(num_bytes)
+
+
+def _validate_sizes(manifest: CheckpointManifest, num_bytes: dict[str, int]) -> None:
+    """Raise an error if the tensors need more bytes than the files have, or the step is invalid."""
+    if not _is_count(manifest.step):
+        raise CorruptCheckpointError("manifest.json has an invalid step")
+    for name, needed in num_bytes.items():
+        if name not in manifest.files:
+            raise CorruptCheckpointError(
+                f"manifest.json refers to {name!r}, which it does not list"
+            )
+        if needed > manifest.files[name].size:
+            raise CorruptCheckpointError(
+                f"manifest.json assigns more bytes to {name} than the file has"
+            )
 
 
 def _is_valid_record(record: SliceRecord, shape: tuple[int, ...], num_files: int) -> bool:

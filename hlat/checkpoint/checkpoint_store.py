@@ -141,13 +141,17 @@ def load_checkpoint(
             shard.tensor.copy_(tensor.view(shard.tensor.shape))
 
 
-def load_state_json(path: StoragePath) -> dict[str, Any]:
+def load_state_json(
+    path: StoragePath, manifest: CheckpointManifest | None = None
+) -> dict[str, Any]:
     """Return the state that was passed to `save_checkpoint`.
+
+    `manifest` is that of the checkpoint if it was read already.
 
     Raises:
         CorruptCheckpointError: If the checkpoint is not committed, or the state was changed.
     """
-    manifest = _load_committed_manifest(path)
+    manifest = manifest or _load_committed_manifest(path)
     return parse_json_object(_read_state(path, manifest), path / _STATE_FILE)
 
 

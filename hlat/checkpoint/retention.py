@@ -34,17 +34,18 @@ def list_prunable(
         trusted_keys: File of public keys; checkpoints without their signatures are not intact.
     """
     newest_step = (newest and parse_step(newest)) or 0
-    steps = reversed(list_steps(checkpoints_dir).items())
-    older = [
-        (step, path)
-        for step, path in steps
-        if step < newest_step and _is_intact(path, trusted_keys)
-    ]
-    return list_incomplete_dirs(checkpoints_dir) + [
-        path
-        for step, path in older[max(keep_last - 1, 0) :]
-        if keep_every_steps is None or step % keep_every_steps
-    ]
+    num_others, prunable = max(keep_last - 1, 0), list_incomplete_dirs(checkpoints_dir)
+    for step, path in reversed(list_steps(checkpoints_dir).items()):
+        is_periodic = keep_every_steps is not None and step % keep_every_steps == 0
+        if step >= newest_step or (is_periodic and num_others == 0):
+            continue  # retained, also if it is damaged
+        if not _is_intact(path, trusted_keys):
+            continue
+        if num_others:
+            num_others -= 1
+        else:
+            prunable.append(path)
+    return prunable
 
 
 def prune_checkpoints(

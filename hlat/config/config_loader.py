@@ -20,12 +20,14 @@ from hydra.core.override_parser.types import Override
 from hydra.core.utils import JobRuntime
 from hydra.errors import ConfigCompositionException
 from hydra.plugins.config_source import ConfigResult
+from hydra.plugins.sweeper import Sweeper
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from hlat.config import extensions, launcher_plugins, yaml_loader
 from hlat.config.components import list_group_choices
+from hlat.config.config_copies import CopiedConfig
 from hlat.config.config_errors import ConfigError
 from hlat.config.hydra_config_security import find_code_references, validate_search_path
 from hlat.config.lr_grid import add_lr_axis
@@ -41,7 +43,7 @@ from hlat.config.renamed_keys import (
 
 _MAX_COMPOSED = 64
 """Number of configurations in memory, one per combination of choices."""
-_composed_package_files: dict[tuple[str | None, ...], DictConfig] = {}
+_composed_package_files: dict[tuple[str | None, ...], CopiedConfig] = {}
 """Configurations from files of the package, which do not change while a process runs."""
 _RENAMED_CHOICES = {
     "experiment/desk": "experiment/small_study",
@@ -59,6 +61,7 @@ _DEFAULT_PLUGINS = ("local", "basic")
 """Choices of these groups without which no configuration is composed."""
 _create_map = hydra_defaults_list._create_interpolation_map
 _EMPTY_MAPPING = re.compile(r"[\w./@-]+=\{\s*\}")
+_compose_batch = Sweeper.validate_batch_is_legal
 
 
 def forget_compositions() -> None:
@@ -67,12 +70,22 @@ def forget_compositions() -> None:
 
 
 def install_safe_config_loader() -> None:
-    """Replace Hydra's configuration loader in this process; Hydra has no hook for it."""
+    """Replace Hydra's configuration loader in this process; Hydra has no hook for it.
+
+    Hydra's sweeper no longer composes all points before a launcher that does so itself.
+    """
     yaml_loader.install_c_parser()
     namespace = vars(hydra_internal)
     assert namespace["ConfigLoaderImpl"] in (ConfigLoaderImpl, SafeConfigLoader)
     namespace["ConfigLoaderImpl"] = SafeConfigLoader
     vars(hydra_defaults_list)["_create_interpolation_map"] = _create_interpolation_map
+    setattr(Sweeper, "validate_batch_is_legal", _validate_batch)  # noqa: B010 (for mypy)
+
+
+def _validate_batch(sweeper: Sweeper, batch: Sequence[Sequence[str]]) -> None:
+    """Compose all points, unless the launcher composes them before it starts the first."""
+    if not getattr(getattr(sweeper, "launcher", None), "validates_points", False):
+        _compose_batch(sweeper, batch)
 
 
 class SafeConfigLoader(ConfigLoaderImpl):
@@ -165,13 +178,7 @@ class SafeConfigLoader(ConfigLoaderImpl):
             if validate_sweep_overrides:
                 self.validate_sweep_overrides_legal(parsed, run_mode, from_shell)
             choices = [str(o.input_line) for o in parsed if o not in values]
-            shared = self._load_choices(config_name, choices)
-            if validate_sweep_overrides:
-                config = copy.deepcopy(shared)
-            else:
-                config = OmegaConf.masked_copy(shared, "hydra")
-                values = [o for o in values if o.key_or_group == "hydra.mode"]
-            config.hydra.runtime.cwd = os.getcwd()
+            config = self._load_choices(config_name, choices)
             _apply_values(config, values, parsed)
         else:
             config = super().load_configuration(
@@ -190,8 +197,11 @@ class SafeConfigLoader(ConfigLoaderImpl):
         if key not in self._composed:
             if len(self._composed) == _MAX_COMPOSED:
                 self._composed.clear()
-            self._composed[key] = super().load_configuration(config_name, overrides, RunMode.RUN)
-        return self._composed[key]
+            composed = super().load_configuration(config_name, overrides, RunMode.RUN)
+            self._composed[key] = CopiedConfig(composed)
+        config = self._composed[key].copy()
+        config.hydra.runtime.cwd = os.getcwd()
+        return config
 
     def _validate_choices(self, overrides: list[Override]) -> None:
         """Raise ConfigError if a list for a group has elements other than names of its files."""

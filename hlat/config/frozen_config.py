@@ -6,7 +6,7 @@ contain secrets.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -21,6 +21,8 @@ from hlat.config.run import Config
 
 FROZEN_FLAG = "--frozen"
 _CONFIG_FILE, _COMMAND_LINE_FILE = "config.yaml", "words.json"
+_last_sections: dict[Any, tuple[str, str]] = {}
+"""Representation and YAML of the section that was formatted last, by key."""
 
 
 @dataclass(frozen=True)
@@ -47,20 +49,41 @@ def save_frozen_config(
         composed = OmegaConf.create(composed)
         for key, value in updates.items():
             OmegaConf.update(composed, key, value)
-    extensions.save_copies(directory, composed.get(extensions.KEY) or ())
-    (directory / _CONFIG_FILE).write_text(format_config(composed))
+    paths = composed.get(extensions.KEY) or ()
+    save_frozen_yaml(directory, format_config(composed), paths, command_line)
+
+
+def save_frozen_yaml(
+    directory: Path, yaml: str, extension_paths: Iterable[str], command_line: CommandLine
+) -> None:
+    """Write the text of a composed configuration as `save_frozen_config`."""
+    extensions.save_copies(directory, extension_paths)
+    (directory / _CONFIG_FILE).write_text(yaml)
     (directory / _COMMAND_LINE_FILE).write_text(json.dumps(asdict(command_line), indent=2) + "\n")
 
 
-def contains_config(directory: Path, composed: DictConfig) -> bool:
-    """Return True if `directory` contains a composed configuration, saved without updates."""
+def contains_config(directory: Path, yaml: str) -> bool:
+    """Return True if `directory` contains the text of a configuration, saved without updates."""
     file = directory / _CONFIG_FILE
-    return file.exists() and file.read_text() == format_config(composed)
+    return file.exists() and file.read_text() == yaml
 
 
 def format_config(composed: DictConfig) -> str:
-    """Return a composed configuration as YAML, with interpolations unresolved."""
-    return OmegaConf.to_yaml(composed)
+    """Return a composed configuration as YAML, with interpolations unresolved.
+
+    The text is that of `OmegaConf.to_yaml`. Sections that equal those of the last call, as of most
+    points of a sweep, are not formatted again.
+    """
+    content: Any = OmegaConf.to_container(composed, resolve=False, enum_to_str=True)
+    if not content:
+        return OmegaConf.to_yaml(composed)
+    texts = []
+    for key, section in content.items():
+        description = repr(section)
+        if (last := _last_sections.get(key)) is None or last[0] != description:
+            _last_sections[key] = (description, OmegaConf.to_yaml({key: section}))
+        texts.append(_last_sections[key][1])
+    return "".join(texts)
 
 
 def format_run_config(composed: DictConfig, name: str) -> str:

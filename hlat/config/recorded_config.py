@@ -5,7 +5,9 @@ resolved, and interpolations with a resolver, such as `${oc.env:...}`, which may
 remain unresolved, also where other keys refer to them.
 """
 
+import functools
 import re
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -30,6 +32,9 @@ _KEY_INTERPOLATION = re.compile(r"\$\{[\w.\[\]]+\}")
 """Reference to another key by its name; any other interpolation may call a resolver."""
 _SPECIAL_YAML = re.compile(r"\$\{|[&*!]")
 """Interpolations, anchors and tags: OmegaConf reads texts with them, ten times slower."""
+
+_STUDY_SECTION = re.compile(r"^study:.*\n(?:(?:[ \t#-].*)?\n)*", re.MULTILINE)
+"""Lines of the section of the study."""
 
 
 def load_recorded_settings(run_dir: Path, *keys: str) -> list[Any]:
@@ -95,7 +100,17 @@ def load_flat_settings(config_yaml: str) -> dict[str, Any]:
 
 
 def load_study_design(config_yaml: str) -> StudyConfig:
-    """Return the design that a run records; the default one if it records none that is valid."""
+    """Return the design that a run records; the default one if it records none that is valid.
+
+    Runs with the text of one design share an object.
+    """
+    sections = _STUDY_SECTION.findall(config_yaml)
+    is_plain = sections and not _SPECIAL_YAML.search(config_yaml)
+    return _parse_study_design(sections[-1] if is_plain else config_yaml)
+
+
+@functools.lru_cache(maxsize=64)
+def _parse_study_design(config_yaml: str) -> StudyConfig:
     try:
         section = _load_redacted(config_yaml).get("study")
         design = parse_section(StudyConfig, section if isinstance(section, dict) else {})
@@ -134,7 +149,7 @@ def _load_redacted(config_yaml: str) -> dict[str, Any]:
 
 def _flatten(value: Any, prefix: str = "") -> dict[str, Any]:
     if not isinstance(value, dict) or not value:
-        return {prefix: value} if prefix else {}
+        return {sys.intern(prefix): value} if prefix else {}
     leaves: dict[str, Any] = {}
     for key, item in value.items():
         leaves |= _flatten(item, f"{prefix}.{key}".lstrip("."))

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any, cast
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from hlat.config.config_errors import ConfigError
 from hlat.config.config_validation import VALIDATORS
@@ -41,9 +42,13 @@ def convert_to_dataclasses(composed: DictConfig) -> Config:
     """
     for key in _find_unknown_keys(composed, ""):
         raise build_unknown_key_error(key)
-    if missing := OmegaConf.missing_keys(composed):
-        raise ConfigError(*(f"{key} is not set; give it a value" for key in sorted(missing)))
-    return cast(Config, OmegaConf.to_object(composed))
+    try:
+        return cast(Config, OmegaConf.to_object(composed))
+    except OmegaConfBaseException:
+        if missing := OmegaConf.missing_keys(composed):
+            problems = [f"{key} is not set; give it a value" for key in sorted(missing)]
+            raise ConfigError(*problems) from None
+        raise
 
 
 def _find_unknown_keys(node: DictConfig | ListConfig, prefix: str) -> Iterator[str]:

@@ -62,6 +62,8 @@ PALETTE_CSS = (
 """CSS variables of a page."""
 PAPER, INK, MUTED, _GRID, _SURFACE, *SERIES = (light for light, _ in _PALETTE.values())
 CSS_VARIABLES = {light: f"--{name}" for name, (light, _) in _PALETTE.items()}
+_MAX_LABELS, _MAX_LABEL_ROWS = 40, 6
+"""Number of curves up to which a legend has all labels, and rows of the legend of more curves."""
 _LINE_STYLES = ["solid", "dashed", "dashdot", "dotted"]
 _MARKS = {
     "resumed": ("dashed", "Dashed vertical lines: the run was resumed."),
@@ -289,10 +291,7 @@ def build_panel_figure(panel: Panel, record: RunRecord | None = None) -> ReportF
         curves = [(i, downsample_min_max(c, max_points)) for i, c in panel.static_curves]
         lines = [_draw_curve(axes, i, curve) for i, curve in curves]
         if len(panel.curves) > 1:
-            labels = [curve.label for _, curve in curves]
-            # Not wider than the figure
-            columns = max(1, min(4, 60 // (6 + max(map(len, labels)))))
-            figure.legend(lines, labels, loc="outside upper left", ncols=columns, fontsize=9)
+            _draw_legend(figure, lines, [curve.label for _, curve in curves])
         if record is not None:
             _draw_marks(axes, record)
         _draw_outliers(axes, curves)
@@ -321,6 +320,16 @@ def get_curve_style(index: int, curve: Curve) -> tuple[str, str]:
         return get_line_style(index, curve.label)
     colour, line = curve.style
     return SERIES[colour % len(SERIES)], _LINE_STYLES[line % len(_LINE_STYLES)]
+
+
+def _draw_legend(figure: Figure, lines: Sequence[Line2D], labels: Sequence[str]) -> None:
+    """Draw the labels of curves; the first ones if all of them would cover the figure."""
+    columns = max(1, min(4, 60 // (6 + max(map(len, labels)))))  # not wider than the figure
+    if len(labels) > _MAX_LABELS:
+        num_shown = _MAX_LABEL_ROWS * columns - 1
+        lines = [*lines[:num_shown], Line2D([], [], linestyle="none")]
+        labels = [*labels[:num_shown], f"and {format_count(len(labels) - num_shown)} more"]
+    figure.legend(lines, labels, loc="outside upper left", ncols=columns, fontsize=9)
 
 
 def _draw_curve(axes: Axes, index: int, curve: Curve) -> Line2D:

@@ -10,6 +10,8 @@ from hlat.tracking.text_format import UNKNOWN, format_count, format_table, forma
 
 _STATUS_HEADINGS = ("stage", "state", "job", "after", "detail")
 _COST_HEADINGS = ("stage", "kind", "after", "jobs", "nodes", "steps", "hours", "price")
+_MAX_INDENTATION = 16
+"""Depth from which jobs are not indented further; a chain would have lines of its length."""
 
 
 def format_statuses(jobs: Sequence[StageJob], statuses: Mapping[str, StageStatus]) -> list[str]:
@@ -23,7 +25,7 @@ def format_statuses(jobs: Sequence[StageJob], statuses: Mapping[str, StageStatus
         detail = status.detail or job.detail
         rows.append(
             (
-                f"{'  ' * depths[job.name]}{job.name}",
+                f"{'  ' * min(depths[job.name], _MAX_INDENTATION)}{job.name}",
                 state,
                 status.job_id,
                 format_after(job),

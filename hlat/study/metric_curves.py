@@ -162,8 +162,8 @@ def interpolate_tokens(record: RunRecord, steps: NDArray[np.float64]) -> NDArray
 
 
 def compute_max_points(num_curves: int) -> int:
-    """Return the maximum number of points of each curve in a figure."""
-    return min(MAX_POINTS_PER_CURVE, MAX_POINTS_PER_FIGURE // max(1, num_curves))
+    """Return the maximum number of points of each curve in a figure, at least one window's."""
+    return max(2, min(MAX_POINTS_PER_CURVE, MAX_POINTS_PER_FIGURE // max(1, num_curves)))
 
 
 def downsample_min_max(curve: Curve, max_points: int = MAX_POINTS_PER_CURVE) -> Curve:

@@ -34,6 +34,8 @@ _IDENTITY_KEYS = ("run.name", "run.root")
 """Keys that differ between any two runs."""
 _DESIGN_PREFIX = "study."
 """Prefix of settings without effect on a run."""
+_MISSING = object()
+"""Value of a setting that a run does not have."""
 _RESULT_COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {
     "Start step": ("start_step", format_count),
     "Step": ("step", format_count),
@@ -122,8 +124,14 @@ def find_differing_settings(trees: Sequence[Mapping[str, Any]]) -> dict[str, lis
         for key in tree
         if key not in _IDENTITY_KEYS and not key.startswith(_DESIGN_PREFIX)
     )
+    columns = {key: [tree.get(key, _MISSING) for tree in trees] for key in keys}
     values = {
-        key: [format_setting(tree.get(key)) if tree else UNKNOWN for tree in trees] for key in keys
+        key: [
+            format_setting(None if value is _MISSING else value) if tree else UNKNOWN
+            for tree, value in zip(trees, column, strict=True)
+        ]
+        for key, column in columns.items()
+        if not _are_equal(column)
     }
     differing = {key: column for key, column in values.items() if len(set(column)) > 1}
     return {
@@ -131,6 +139,14 @@ def find_differing_settings(trees: Sequence[Mapping[str, Any]]) -> dict[str, lis
         for key, column in differing.items()
         if not _is_implied_by_preset(key, differing)
     }
+
+
+def _are_equal(values: Sequence[Any]) -> bool:
+    """Return True if all values have one type and text, without formatting each of them."""
+    first, *others = values
+    if isinstance(first, dict | list):
+        return len(set(map(repr, values))) == 1
+    return all(type(value) is type(first) and value == first for value in others)
 
 
 def _is_implied_by_preset(key: str, differing: dict[str, list[str]]) -> bool:

@@ -47,6 +47,9 @@ from ._sweep_console import SweepConsole, SweepTask
 class LocalLauncher(Launcher):
     """Hydra launcher that starts `python -m hlat.<entry point> <overrides>` for every point."""
 
+    validates_points = True
+    """All points are composed before the first one starts (`config_loader.py`)."""
+
     def __init__(self, **settings: Any) -> None:
         self.settings: LocalLauncherConfig = OmegaConf.to_object(  # type: ignore[assignment]
             OmegaConf.merge(OmegaConf.structured(LocalLauncherConfig), settings)

@@ -159,7 +159,7 @@ class SlurmLauncher(SchedulerLauncher):
         submission = build_submission(spec, settings, commands, trains=True, after=after)
         submission = replace(submission, sweep=None if code_dir is None else str(code_dir))
         command_line = frozen_config.CommandLine([*point.overrides], self.hydra_flags)
-        frozen_config.save_frozen_config(submission_dir.path, point.composed, command_line)
+        point.save_configuration(submission_dir.path, command_line)
         task = self._build_task(label, submission_dir, spec, submission, program)
         return replace(task, prerequisite=prerequisite)
 
@@ -264,7 +264,7 @@ def _find_existing_jobs(points: Sequence[SweepPoint]) -> dict[Path, JobRow]:
     for row in load_job_rows([*by_path]):
         point = by_path[row.submission_dir.run_dir]
         is_same = len(points) > 1 and frozen_config.contains_config(
-            row.submission_dir.path, point.composed
+            row.submission_dir.path, point.yaml
         )
         if is_same and (row.is_active or row.is_complete):
             existing[point.run_dir] = row

@@ -21,7 +21,7 @@ import pytest
 import torch
 from fsspec.implementations.local import LocalFileSystem
 
-from hlat.checkpoint import checkpoint_store
+from hlat.checkpoint import checkpoint_store, retention
 from hlat.checkpoint.checkpoint_errors import CorruptCheckpointError
 from hlat.checkpoint.checkpoint_store import (
     load_checkpoint,
@@ -645,6 +645,25 @@ def test_prune_retains_the_newest_and_every_nth_step_and_returns_removed_paths(
     dead.mkdir()
     assert prune_checkpoints(tmp_path, 1, keep_every_steps=3) == [dead]
     assert not dead.exists()
+
+
+def test_prune_reads_no_manifests_of_checkpoints_that_it_retains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A long run retains a checkpoint every n steps, and prunes after each save."""
+    paths = {step: save_state(tmp_path, step) for step in range(1, 10)}
+    read: list[Path] = []
+    load_manifest = checkpoint_store.load_manifest
+    monkeypatch.setattr(
+        retention,
+        "load_manifest",
+        lambda path, *rest: read.append(as_path(path)) or load_manifest(path, *rest),
+    )
+    prune_checkpoints(tmp_path, 2, keep_every_steps=3, verified=paths[9])
+    assert read == [paths[step] for step in (8, 7, 5, 4, 2, 1)]
+    read.clear()
+    assert prune_checkpoints(tmp_path, 2, keep_every_steps=3, verified=paths[9]) == []
+    assert read == [paths[8]]
 
 
 def test_prune_does_not_read_again_what_was_just_written(

@@ -141,3 +141,30 @@ def test_a_slice_in_an_unlisted_file_is_rejected() -> None:
     document["tensors"]["w"]["slices"][0]["file"] = "/etc/passwd"
     with pytest.raises(CorruptCheckpointError, match="which it does not list"):
         parse_manifest(json.dumps(document).encode())
+
+
+def test_equal_tensors_of_manifests_are_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checkpoints of a run differ in their step, hashes and the size of their state."""
+    parsed = []
+    from_json = TensorRecord.from_json
+    count = lambda record: parsed.append(record) or from_json(record)  # noqa: E731
+    monkeypatch.setattr(TensorRecord, "from_json", staticmethod(count))
+    for step in range(5):
+        files = {**MANIFEST.files, "state.json": FileRecord(100 + step, f"{step:x}")}
+        manifest = CheckpointManifest(step, files, MANIFEST.tensors)
+        assert parse_manifest(serialize_manifest(manifest)) == manifest
+    assert len(parsed) == 1
+
+
+@pytest.mark.parametrize("change", ["smaller", "missing"])
+def test_equal_tensors_are_compared_with_the_files_of_each_manifest(change: str) -> None:
+    parse_manifest(serialize_manifest(MANIFEST))
+    files = {**MANIFEST.files, "rank_00001.safetensors": FileRecord(15, "bb")}
+    message = "assigns more bytes to rank_00001.safetensors than the file has"
+    if change == "missing":
+        del files["rank_00001.safetensors"]
+        files["other"] = FileRecord(16, "bb")
+        message = "refers to 'rank_00001.safetensors', which it does not list"
+    manifest = CheckpointManifest(7, files, MANIFEST.tensors)
+    with pytest.raises(CorruptCheckpointError, match=message):
+        parse_manifest(serialize_manifest(manifest))

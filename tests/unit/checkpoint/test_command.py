@@ -163,6 +163,15 @@ def test_ls_reads_no_tensors(run: Path, do) -> None:
     assert do("ls", "runs/x").out.count("committed") == 4
 
 
+def test_ls_reads_each_manifest_once(run: Path, do, monkeypatch) -> None:
+    parsed = []
+    parse_manifest = checkpoint_store.parse_manifest
+    monkeypatch.setattr(
+        checkpoint_store, "parse_manifest", lambda text: parsed.append(1) or parse_manifest(text)
+    )
+    assert do("ls", "runs/x").out.count("committed") == len(parsed) == 4
+
+
 def test_ls_reports_a_forged_checkpoint_as_damaged(run: Path, do) -> None:
     for step, content in ((5, "[]"), (10, '{"format": 1, "step": 10, "files": 7, "tensors": {}}')):
         (run / f"checkpoints/step_{step:08}/manifest.json").write_text(content)

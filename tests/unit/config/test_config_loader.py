@@ -5,12 +5,16 @@ import sys
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
+from omegaconf.errors import ConfigAttributeError, ValidationError
 
 from hlat.config import config_loader, renamed_keys
 from hlat.config.compose import compose_config, register_configs
+from hlat.config.config_copies import CopiedConfig
 from hlat.config.config_errors import ConfigError
 from hlat.config.data import SourceConfig
 from hlat.config.resolve import convert_to_dataclasses
+from hlat.config.run import RunConfig
 
 SOURCE = SourceConfig(paths=["x.arrow"], weight=0.3)
 
@@ -94,6 +98,25 @@ def test_compositions_of_a_process_are_independent(monkeypatch, tmp_path: Path) 
     assert (second.optimizer.lr, third.optimizer.lr) == (0.5, 2e-3)
     assert first.hydra.runtime.cwd != third.hydra.runtime.cwd == str(tmp_path)
     assert third.hydra.overrides.task == ["model=tiny"]
+
+
+def test_copies_have_the_schema_and_the_flags_of_the_original() -> None:
+    composed = compose_config(["model=tiny"])
+    copies = CopiedConfig(composed)
+    composed.run.seed = 1  # no effect on copies
+    first, second = copies.copy(), copies.copy()
+    assert first.run.seed != 1
+    composed.run.seed = first.run.seed
+    assert composed == first == second
+    assert OmegaConf.to_yaml(first) == OmegaConf.to_yaml(composed)
+    assert OmegaConf.get_type(first, "run") is OmegaConf.get_type(composed, "run") is RunConfig
+    with pytest.raises(ValidationError):
+        first.run.seed = "none"
+    with pytest.raises(ConfigAttributeError):
+        first.run.unknown = 1
+    first.run.seed = 2
+    assert second.run.seed != 2
+    assert first.run._get_root() is first
 
 
 def test_a_changed_file_of_the_user_is_read_again(monkeypatch, tmp_path: Path) -> None:

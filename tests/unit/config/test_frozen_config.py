@@ -34,6 +34,25 @@ def test_round_trip(choice, compose, tmp_path):
     assert frozen_config.load_command_line(tmp_path) == COMMAND_LINE
 
 
+def test_yaml_is_that_of_omegaconf_and_equal_sections_are_formatted_once(compose, monkeypatch):
+    formatted = []
+    to_yaml = OmegaConf.to_yaml
+    monkeypatch.setattr(
+        frozen_config.OmegaConf,
+        "to_yaml",
+        lambda config: formatted.append([*config]) or to_yaml(config),
+    )
+    for choice in CHOICES:
+        composed = compose(choice)
+        assert frozen_config.format_config(composed) == to_yaml(composed)
+    for seed in (1, 2):
+        formatted.clear()
+        composed.run.seed = seed
+        assert frozen_config.format_config(composed) == to_yaml(composed)
+        assert formatted == [["run"]]
+    assert frozen_config.format_config(OmegaConf.create()) == to_yaml(OmegaConf.create())
+
+
 def test_secrets_are_resolved_where_the_job_runs(compose, tmp_path, monkeypatch):
     monkeypatch.setenv("SECRET", "before")
     frozen_config.save_frozen_config(tmp_path, compose("data.root=${oc.env:SECRET}"), COMMAND_LINE)

@@ -10,17 +10,20 @@ import signal
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
-from omegaconf import DictConfig
 
 from hlat.config import compose as composition
 from hlat.config.config_errors import ExitCode
 from hlat.config.resolve import resolve_config
 
 composition.register_configs()
+from hydra_plugins.hlat_launchers._point_composer import PointComposer  # noqa: E402
 from hydra_plugins.hlat_launchers._sweep_points import SweepPoint  # noqa: E402
+from hydra_plugins.hlat_launchers.local import _sweep_time_left  # noqa: E402
 from hydra_plugins.hlat_launchers.local._core_budget import (  # noqa: E402 (registered above)
     LocalDevices,
     ResourceBudget,
@@ -77,8 +80,8 @@ def task(compose, tmp_path, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
 
     def make(number: int, word: str, log: bool = True) -> SweepTask:
-        composed = compose(f"run.name={word}", "run.steps=7")
-        point = SweepPoint([word], composed, resolve_config(composed), DictConfig({}))
+        config = resolve_config(compose(f"run.name={word}", "run.steps=7"))
+        point = SweepPoint([word], config, b"", Mock(PointComposer))
         return SweepTask(number, point, Path(f"{number}.log") if log else None)
 
     return make
@@ -209,6 +212,38 @@ def test_time_left_of_a_sweep_counts_running_and_waiting_points(task):
     assert time_left.estimate() == pytest.approx(2 + 10 + 7 * 2)
     time_left.end_point(points[2])
     assert time_left.estimate() == pytest.approx(2)
+
+
+def test_time_left_reads_no_waiting_points(task, monkeypatch):
+    """The status line of a sweep of many points has the cost of the running ones."""
+    first, *others = [task(i, f"p{i}").point for i in range(20)]
+    time_left = SweepTimeLeft([first, *others])
+    time_left.start_point(first, 0, 0.0)
+    for step in range(1, 7):
+        time_left.update(first, step, 2.0 * step)
+    read = []
+    compute = _sweep_time_left.compute_total_steps
+    count = lambda config: read.append(config) or compute(config)  # noqa: E731
+    monkeypatch.setattr(_sweep_time_left, "compute_total_steps", count)
+    monkeypatch.setattr(SweepPoint, "run_dir", property(lambda point: read.append(point)))
+    assert time_left.estimate() == pytest.approx(2 + 19 * (2 + 7 * 2))
+    assert not read
+
+
+def test_time_left_is_at_least_that_of_the_longest_point(task):
+    points = [task(i, word).point for i, word in enumerate("abc")]
+    steps = {point.run_dir: 7 for point in points} | {points[2].run_dir: 70}
+    for i, point in enumerate(points):
+        run = replace(point.config.run, steps=steps[point.run_dir])
+        points[i] = replace(point, config=replace(point.config, run=run))
+    time_left = SweepTimeLeft(points)
+    for point in points[:2]:
+        time_left.start_point(point, 0, 0.0)
+        time_left.update(point, 1, 1.0)
+        time_left.update(point, 6, 6.0)
+    assert time_left.estimate() == pytest.approx(1 + 70)
+    time_left.end_point(points[2])
+    assert time_left.estimate() == pytest.approx(1)
 
 
 @pytest.mark.slow

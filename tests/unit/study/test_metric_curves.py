@@ -12,6 +12,7 @@ from hlat.study.metric_curves import (
     build_data_wait_curve,
     build_heldout_curves,
     build_metric_curve,
+    compute_max_points,
     downsample_min_max,
     locate_marks,
 )
@@ -45,6 +46,12 @@ def test_thinning_preserves_peaks_and_order() -> None:
 def test_thinning_preserves_gaps() -> None:
     values = [1.0] * 10_000 + [math.nan] * 10_000 + [2.0] * 10_000
     assert np.isnan(downsample_min_max(make_curve(values)).values).sum() > 300
+
+
+def test_each_of_very_many_curves_has_a_window() -> None:
+    curve = make_curve([1.0, 5.0, -3.0, 2.0])
+    thinned = downsample_min_max(curve, compute_max_points(11_000))
+    assert list(thinned.values) == [5.0, -3.0]
 
 
 def test_missing_and_infinite_values_become_gaps() -> None:

@@ -125,6 +125,23 @@ def test_settings_of_a_nested_preset_are_represented_by_its_name(tmp_path: Path)
     }
 
 
+def test_equal_settings_are_not_formatted(monkeypatch: pytest.MonkeyPatch) -> None:
+    formatted = []
+    format_setting = run_comparison.format_setting
+    count = lambda value: formatted.append(value) or format_setting(value)  # noqa: E731
+    monkeypatch.setattr(run_comparison, "format_setting", count)
+    same = {f"model.k{number}": number for number in range(50)} | {"data.paths": ["a", "b"]}
+    trees = [
+        {**same, "optimizer.lr": lr, "a": flag, "b": 1} for lr, flag in ((1e-3, True), (2e-3, 1))
+    ]
+    found = run_comparison.find_differing_settings([*trees, {**trees[0], "only": None}])
+    assert found == {
+        "optimizer.lr": ["0.001", "0.002", "0.001"],
+        "a": ["true", "1", "true"],
+    }
+    assert set(map(repr, formatted)) == {"0.001", "0.002", "True", "1", "None"}
+
+
 def test_lists_and_missing_keys_compare(tmp_path: Path) -> None:
     _write_run(tmp_path / "a", 0.1, 1.0, tags="[x, y]")
     _write_run(tmp_path / "b", 0.1, 1.0)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
+from hlat.config import recorded_config
 from hlat.config.compose import compose_config
 from hlat.config.recorded_config import parse_run_config
 from hlat.config.run import Config
@@ -79,6 +80,36 @@ def test_equal_sections_of_several_runs_are_parsed_once(
     for record in records:
         config = parse_run_config(record.config)
         assert record.model_settings == (config.model, config.batch, config.hardware)
+
+
+def test_equal_designs_of_several_runs_are_parsed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded_config._parse_study_design.cache_clear()
+    parsed = []
+    parse_section = recorded_config.parse_section
+    monkeypatch.setattr(
+        recorded_config,
+        "parse_section",
+        lambda schema, fields: parsed.append(fields) or parse_section(schema, fields),
+    )
+    questions = ["How fast?", "How fast?", "What!", None]
+    for number, question in enumerate(questions):
+        composed = compose_config([f"run.seed={number}"])
+        composed.study.question = question
+        composed.study.baseline = {"optimizer.lr": 1e-3}
+        (tmp_path / "config.yaml").write_text(OmegaConf.to_yaml(composed))
+        design = load_run_record(tmp_path).study_design
+        assert (design.question, design.baseline) == (question, {"optimizer.lr": 1e-3})
+    assert len(parsed) == 3
+
+
+@pytest.mark.parametrize(
+    "text", ['"study": {alpha: 0.5}', "run: {}\nstudy: {alpha: 0.5}", "{study: {alpha: 0.5}}"]
+)
+def test_a_design_in_other_notations_is_read(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.yaml").write_text(f"{text}\n")
+    assert load_run_record(tmp_path).study_design.alpha == 0.5
 
 
 def test_runs_without_a_valid_configuration_have_no_model(tmp_path: Path) -> None:
