@@ -12,19 +12,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
 from hlat.config.config_errors import ConfigError, ExitCode
 from hlat.distributed import process_signals, rank_environment
-from hlat.jobs import slurm_commands, sweep_report
+from hlat.jobs import slurm_commands
 from hlat.jobs.held_jobs import HeldJobs
-from hlat.jobs.score_files import load_all_scores
-from hlat.jobs.submission import SubmissionDir
+from hlat.jobs.submission import SubmissionDir, find_latest_submission, load_all_scores
 from hlat.recovery import host_info
-from hlat.tracking import lost_work
+from hlat.tracking import lost_work, sweep_log
 from hlat.tracking.jsonl_log import open_events_log, open_metrics_log
 
 _STOP_TIMEOUT_FRACTION = 0.8
@@ -32,6 +31,8 @@ _STOP_TIMEOUT_FRACTION = 0.8
 is requeued, since a job that reaches its time limit is not."""
 _FINAL_EXIT_CODES = (ExitCode.FINISHED, ExitCode.CONFIGURATION, ExitCode.DIVERGED)
 _NOT_FAILED = (*_FINAL_EXIT_CODES, ExitCode.PREEMPTED, ExitCode.UNHEALTHY_NODE)
+_REPORT_TIMEOUT_S = 900
+"""Limit of the time to write the report of a sweep, while the nodes of the job are allocated."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,7 @@ class JobAttempt:
             for signum in {*process_signals.STOP_SIGNALS} - {signal.SIGTERM}:
                 signal.signal(signum, signal.SIG_IGN)
             program = self._submission.commands[0][:2]
-            sweep_report.write_report_if_last(program, Path(self._submission.sweep))
+            write_report_if_last(program, Path(self._submission.sweep))
 
     def _run_commands(self) -> int:
         """Run the commands in order on all nodes; return the first exit code other than 0."""
@@ -282,3 +283,46 @@ def main(argv: list[str]) -> int:
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))
+
+
+def write_report_if_last(program: Sequence[str], sweep_dir: Path) -> None:
+    """Write the comparison if all jobs of the sweep have ended.
+
+    Each job logs its end before it reads whether the others have ended, so the last one finds all
+    of them ended, without a lock. Two jobs that end at the same time may both write the same files.
+
+    Args:
+        program: Command that runs a module.
+        sweep_dir: Directory of the sweep.
+    """
+    if not has_ended(sweep_dir):
+        return
+    print(f"hlat: all jobs of {sweep_dir} have ended", flush=True)
+    command = [*program, "hlat.report", str(sweep_dir)]
+    try:
+        subprocess.run(command, timeout=_REPORT_TIMEOUT_S, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        print(f"hlat: the report of the sweep was not written: {error}", flush=True)
+
+
+def has_ended(sweep_dir: Path) -> bool:
+    """Return True if no job of a sweep runs or will run again."""
+    submissions = [find_latest_submission(path) for path in sweep_log.list_run_dirs(sweep_dir)]
+    return bool(submissions) and all(path and _find_end(path) for path in submissions)
+
+
+def _find_end(submission_dir: SubmissionDir) -> str | None:
+    """Return how the last job of a submission ended: success, failure or cancel; None: it has not.
+
+    A job that was killed without a log of its end has not ended.
+    """
+    job = submission_dir.last_job_id
+    rows = [row for row in submission_dir.attempts.read_rows() if row["job"] == job]
+    last = rows[-1] if rows else {"event": None}
+    if last["event"] == "cancel":
+        return "cancel"
+    if last["event"] == "end" and last.get("again") is None:
+        return "failure" if last["exit"] else "success"
+    first = submission_dir.prerequisite
+    has_failed_before = first is not None and _find_end(first) in ("failure", "cancel")
+    return "cancel" if not rows and has_failed_before else None

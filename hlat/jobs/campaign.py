@@ -23,7 +23,6 @@ from hlat.config.config_errors import ExitCode
 if TYPE_CHECKING:
     from hlat.jobs.campaign_state import CampaignLog
     from hlat.jobs.stage_expansion import ExpandedCampaign
-    from hlat.jobs.stage_job import StageJob
 
 _EXAMPLES = """\
 examples:
@@ -118,7 +117,6 @@ def _continue(
     from hlat.jobs.campaign_report import write_campaign_report
     from hlat.jobs.campaign_state import load_statuses
     from hlat.jobs.campaign_table import format_statuses
-    from hlat.jobs.stage_actions import find_unchangeable
     from hlat.jobs.stage_job import save_jobs
     from hlat.jobs.stage_repetition import reset_stage
 
@@ -127,7 +125,10 @@ def _continue(
     if arguments.repeat is not None:
         reset_stage(expanded, statuses, log, arguments.repeat)
         statuses = load_statuses(log, jobs, False)
-    _print_unchangeable(find_unchangeable(jobs, statuses), arguments.name)
+    for job in jobs:
+        if statuses[job.name].is_unchangeable:
+            command = shlex.join(["hlat", "campaign", arguments.name, f"repeat={job.name}"])
+            print(f"{job.name} ran with other settings; it is kept. To repeat it: {command}")
     save_jobs(expanded.directory, jobs)
     execution = CampaignExecution(expanded, log, arguments.overrides)
     code = execution.start()
@@ -137,19 +138,9 @@ def _continue(
     if any(job.kind == "report" for job in jobs):
         write_campaign_report(expanded.directory, is_running=False)
     if code:
-        print(f"continue with: {_format_command(arguments)}")
+        command = shlex.join(["hlat", "campaign", arguments.name, *arguments.overrides])
+        print(f"continue with: {command}")
     return code
-
-
-def _print_unchangeable(jobs: "Sequence[StageJob]", name: str) -> None:
-    """Print the finished and running jobs with changed settings and the command to repeat them."""
-    for job in jobs:
-        command = shlex.join(["hlat", "campaign", name, f"repeat={job.name}"])
-        print(f"{job.name} ran with other settings; it is kept. To repeat it: {command}")
-
-
-def _format_command(arguments: argparse.Namespace) -> str:
-    return shlex.join(["hlat", "campaign", arguments.name, *arguments.overrides])
 
 
 def _join(lines: Sequence[str]) -> str:

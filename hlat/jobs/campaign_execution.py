@@ -1,10 +1,14 @@
 """Execution of a campaign with the launcher of its last command or of this one."""
 
+import importlib.util
 import time
 from collections.abc import Mapping, Sequence
 
 from hlat.config.compose import LOCAL_LAUNCHERS, compose_config
 from hlat.config.config_errors import ConfigError, ExitCode
+from hlat.evaluate.lm_eval_tasks import TaskLoader, validate_harness_installed
+from hlat.evaluate.paper_tasks import OWN_TASKS
+from hlat.jobs.campaign_file import Campaign
 from hlat.jobs.campaign_state import (
     KUBERNETES,
     SLURM,
@@ -18,7 +22,6 @@ from hlat.jobs.local_stages import LocalStages, validate_no_submitted
 from hlat.jobs.slurm_commands import HELD_BY_USER, NEVER_SATISFIED
 from hlat.jobs.stage_expansion import ExpandedCampaign
 from hlat.jobs.submitted_stages import SlurmStages
-from hlat.jobs.task_validation import validate_tasks
 
 _WAIT_INTERVAL_S = 15.0
 _STUCK_REASONS = (NEVER_SATISFIED, HELD_BY_USER)
@@ -104,3 +107,26 @@ def can_continue(statuses: Mapping[str, StageStatus]) -> bool:
         )
         for status in statuses.values()
     )
+
+
+def validate_tasks(campaign: Campaign, is_local: bool) -> None:
+    """Raise ConfigError if an evaluation has an unknown task, or no directory of data sets.
+
+    Names of tasks are validated where lm-evaluation-harness is installed; with `is_local`, it must
+    be.
+    """
+    problems: list[str] = []
+    for stage in campaign.stages:
+        names = [name for name in stage.tasks if name not in OWN_TASKS]
+        if not names:
+            continue
+        try:
+            if is_local:
+                validate_harness_installed()
+            is_installed = importlib.util.find_spec("lm_eval") is not None
+            loader = TaskLoader(campaign.find_data(stage))
+            loader.resolve_tasks(names if is_installed else [], stage.shots)
+        except ConfigError as error:
+            problems += [f"stages.{stage.name}: {problem}" for problem in error.problems]
+    if problems:
+        raise ConfigError(*problems)

@@ -70,6 +70,11 @@ class StageStatus:
     start_time: float | None = None
     end_time: float | None = None
 
+    @property
+    def is_unchangeable(self) -> bool:
+        """True if the settings changed after the start of the job, which continues with its own."""
+        return self.is_changed and self.state.has_started
+
 
 class CampaignLog:
     """Log of a campaign directory, and its lock."""

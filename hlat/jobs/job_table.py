@@ -10,9 +10,8 @@ from typing import Any
 from hlat.config.command_job import COMMANDS_DIR
 from hlat.config.config_errors import ExitCode
 from hlat.jobs import slurm_commands
-from hlat.jobs.score_files import load_all_scores
 from hlat.jobs.slurm_commands import ACTIVE_STATES, JobState
-from hlat.jobs.submission import SubmissionDir, find_latest_submission
+from hlat.jobs.submission import SubmissionDir, find_latest_submission, load_all_scores
 from hlat.tracking.jsonl_log import open_events_log, open_metrics_log
 from hlat.tracking.run_directory import EVALUATIONS_DIR
 from hlat.tracking.text_format import format_table

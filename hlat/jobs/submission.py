@@ -281,3 +281,14 @@ def find_submitted_runs(directory: Path) -> Iterator[Path]:
             *sorted((path / COMMANDS_DIR).glob("*")),
         )
         yield from (run for run in candidates if find_latest_submission(run) is not None)
+
+
+def load_all_scores(scores_dir: Path) -> list[dict[str, Any]]:
+    """Return the content of all scores files, sorted by modification time."""
+    rows = []
+    for file in sorted(scores_dir.glob("*.json"), key=lambda file: file.stat().st_mtime):
+        with suppress(ValueError):  # the evaluation reports invalid files
+            row = json.loads(file.read_text())
+            if isinstance(row, dict) and {"scores", "tasks"} <= row.keys():
+                rows.append(row)
+    return rows

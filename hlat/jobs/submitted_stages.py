@@ -7,6 +7,7 @@ has a row before each submission, so that a killed command does not submit a job
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,43 @@ from hlat.jobs.campaign_state import (
     StageStatus,
     load_submitted_rows,
 )
-from hlat.jobs.stage_actions import StageAction, decide_actions
 from hlat.jobs.stage_job import StageJob
 from hlat.jobs.submission import find_latest_submission
 
 _DICTIONARY_KEYS = ("options", "srun_options")
 """Settings of the Slurm launcher with keys of the user."""
+
+
+class StageAction(Enum):
+    """Action for a job when the command of its campaign is repeated."""
+
+    keep = "keep"
+    """The job is finished, running, or submitted with the present settings."""
+    start = "start"
+    """The job has not started, was interrupted or has failed."""
+    replace = "replace"
+    """The submitted job is cancelled and submitted again: its settings or dependencies changed, or
+    Slurm has recorded a failure of a dependency that has finished."""
+
+
+def decide_actions(
+    jobs: Sequence[StageJob], statuses: Mapping[str, StageStatus]
+) -> dict[str, StageAction]:
+    """Return the action of each job by name; `jobs` are in topological order."""
+    actions: dict[str, StageAction] = {}
+    for job in jobs:
+        status = statuses[job.name]
+        if status.state.has_started:
+            actions[job.name] = StageAction.keep
+        elif status.state is StageState.submitted:
+            is_stale = any(actions[name] is not StageAction.keep for name in job.after)
+            is_ready = all(statuses[name].state is StageState.finished for name in job.after)
+            is_stuck = is_ready and slurm_commands.NEVER_SATISFIED in status.detail
+            is_replaced = status.is_changed or is_stale or is_stuck
+            actions[job.name] = StageAction.replace if is_replaced else StageAction.keep
+        else:
+            actions[job.name] = StageAction.start
+    return actions
 
 
 class SlurmStages:

@@ -3,8 +3,8 @@
 from hlat.jobs.campaign_execution import can_continue
 from hlat.jobs.campaign_state import StageState, StageStatus
 from hlat.jobs.slurm_commands import NEVER_SATISFIED
-from hlat.jobs.stage_actions import StageAction, decide_actions, find_unchangeable
 from hlat.jobs.stage_job import StageJob, find_dependents
+from hlat.jobs.submitted_stages import StageAction, decide_actions
 
 
 def job(name: str, *after: str) -> StageJob:
@@ -45,7 +45,7 @@ def test_a_changed_job_that_has_started_continues_and_is_reported() -> None:
     states = {"a": status("finished", True), "b": status("running", True)}
     states |= {"c": status("submitted", True), "d": status("failed", True)}
     assert decide(**states) == "kkrs"
-    assert [one.name for one in find_unchangeable(JOBS, states)] == ["a", "b"]
+    assert [name for name, one in states.items() if one.is_unchangeable] == ["a", "b"]
 
 
 def test_a_job_whose_dependency_has_finished_after_all_is_replaced() -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hlat.jobs import sweep_report
+from hlat.jobs import attempt
 from hlat.jobs.submission import Submission, SubmissionDir, create_submission_dir
 from hlat.tracking import sweep_log
 
@@ -34,7 +34,7 @@ def test_a_sweep_ends_with_its_last_job(submissions, tmp_path, monkeypatch):
     sweep, (first, second) = tmp_path / "sweep", submissions
 
     def write() -> list[list[str]]:
-        sweep_report.write_report_if_last(["python", "code.zip"], sweep)
+        attempt.write_report_if_last(["python", "code.zip"], sweep)
         return calls
 
     end(first, 0)
@@ -45,9 +45,9 @@ def test_a_sweep_ends_with_its_last_job(submissions, tmp_path, monkeypatch):
     end(second, 1)
     assert write() == [["python", "code.zip", "hlat.report", str(sweep)]]
     second.receipts.append({"job": "c"})
-    assert not sweep_report.has_ended(sweep), "it was submitted again"
+    assert not attempt.has_ended(sweep), "it was submitted again"
     second.attempts.append({"event": "cancel", "job": "c"})
-    assert sweep_report.has_ended(sweep)
+    assert attempt.has_ended(sweep)
 
 
 def test_a_run_without_a_compiled_graph_has_ended(submissions, tmp_path):
@@ -57,5 +57,5 @@ def test_a_run_without_a_compiled_graph_has_ended(submissions, tmp_path):
     run = create_submission_dir(tmp_path / "b")
     run.save(Submission(1, [["x"]], True, {}, [], 9, 1, after="1"))
     run.receipts.append({"job": "9"})
-    assert sweep_report.has_ended(tmp_path / "sweep")
-    assert not sweep_report.has_ended(Path(tmp_path))
+    assert attempt.has_ended(tmp_path / "sweep")
+    assert not attempt.has_ended(Path(tmp_path))
