@@ -12,15 +12,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hlat.config.batch_steps import count_tokens
+from hlat.config.config_errors import ConfigError
 from hlat.config.run import Config
 from hlat.config.run_steps import compute_total_steps
 from hlat.data.data_loader import DataLoader
 from hlat.data.heldout_sequences import HeldoutSequences
+from hlat.data.token_decoder import decode_continuation
+from hlat.data.tokenizer import Tokenizer
 from hlat.engine.interface import Engine
-from hlat.evaluate import heldout_loss, multiple_choice_probes, training_samples
+from hlat.evaluate import heldout_loss, multiple_choice_probes
 from hlat.evaluate.heldout_loss import HeldoutLoss
 from hlat.evaluate.multiple_choice_probes import MultipleChoiceQuestion
-from hlat.evaluate.training_samples import SamplePrompts
 from hlat.inference.inference_model import InferenceModel
 from hlat.optim.optimizer_spec import EMA, find_average
 from hlat.tracking.heldout_rows import find_worse_sources
@@ -36,6 +38,18 @@ _MAX_SHOWN_CHARACTERS = 100
 """Characters of a sample on the console."""
 _SLOW_EVALUATION_S = 10.0
 """Duration after which an evaluation prints its progress."""
+
+
+@dataclass(frozen=True)
+class SamplePrompts:
+    """Prompts of `evaluation.samples` with their token ids."""
+
+    texts: list[str]
+    ids: list[list[int]]
+    tokenizer: Tokenizer
+    max_tokens: int
+    temperature: float
+    seed: int
 
 
 @dataclass(frozen=True)
@@ -63,7 +77,7 @@ def load_evaluation_data(config: Config, loader: DataLoader) -> EvaluationData:
     if evaluation.sequences_per_source is None:
         count = max(1, _compute_loop_tokens(config, len(heldout)) // length)
         loop = {name: text.select_evenly(count) for name, text in heldout.items()}
-    samples = training_samples.load_sample_prompts(config)
+    samples = load_sample_prompts(config)
     average, probes = find_average(config.optimizer), multiple_choice_probes.load_probes(config)
     has_ema = average is EMA
     return EvaluationData(
@@ -179,7 +193,7 @@ def _warn_of_worse_sources(tracker: Tracker, step: int) -> None:
 def _log_samples(engine: Engine, prompts: SamplePrompts, tracker: Tracker, step: int) -> None:
     """Generate the samples, and log them as an event and on the console."""
     since = time.perf_counter()
-    samples = training_samples.generate_samples(engine, prompts)
+    samples = generate_samples(engine, prompts)
     tracker.log_event("samples", step, texts=samples, seconds=tracker.exclude_time(since))
     for sample in samples:
         prompt, text = json.dumps(sample["prompt"]), json.dumps(sample["text"])
@@ -202,3 +216,54 @@ def evaluate_sources(
         losses[name] = heldout_loss.compute_heldout_loss(engine, text)
         on_progress(name, len(losses))
     return losses
+
+
+def load_sample_prompts(config: Config) -> SamplePrompts | None:
+    """Return the prompts; None if there are none. Raise ConfigError if one is too long."""
+    settings, data = config.evaluation.samples, config.data
+    if not settings.prompts:
+        return None
+    tokenizer = Tokenizer(
+        *(data.tokenizer, data.root, data.eos_token),
+        bos_token=data.bos_token,
+        max_lost_text=data.max_lost_text,
+    )
+    bos = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
+    encoded = [ids.tolist() for ids in tokenizer.encode_chunks(settings.prompts)]
+    ids = [[*bos, *one] or [tokenizer.eos_token_id] for one in encoded]
+    longest, length = max(map(len, ids)), config.batch.sequence_length
+    if longest + settings.max_tokens > length:
+        raise ConfigError(
+            f"evaluation.samples.max_tokens={settings.max_tokens} and a prompt of {longest} tokens "
+            f"exceed batch.sequence_length={length}; use shorter prompts or fewer tokens"
+        )
+    return SamplePrompts(
+        settings.prompts,
+        ids,
+        tokenizer,
+        settings.max_tokens,
+        settings.temperature,
+        config.run.seed,
+    )
+
+
+def generate_samples(engine: Engine, prompts: SamplePrompts) -> list[dict[str, str]]:
+    """Return `prompt` and generated `text` of each prompt; all ranks call it.
+
+    The random numbers are a function of run.seed and the prompt's index, so that the texts of two
+    evaluations differ by the weights only. Generation changes no state of the training.
+    """
+    tokenizer, eos = prompts.tokenizer, prompts.tokenizer.eos_token_id
+    generated = InferenceModel(engine).generate(
+        prompts.ids,
+        prompts.max_tokens,
+        is_finished=lambda ids: ids[-1] == eos,
+        temperature=prompts.temperature,
+        seed=prompts.seed,
+    )
+    samples = []
+    for text, prompt, ids in zip(prompts.texts, prompts.ids, generated, strict=True):
+        tokens = ids[:-1] if ids[-1] == eos else ids
+        continuation = decode_continuation(tokenizer, prompt, tokens)
+        samples.append({"prompt": text, "text": continuation})
+    return samples

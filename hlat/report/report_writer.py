@@ -7,11 +7,18 @@ a report may be open while it is written again.
 """
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
 from hlat.figures.page_templates import render_page
 from hlat.figures.report_figure import (
+    FIGURE_SIZE,
+    SERIES,
     ReportFigure,
     build_panel_figure,
     build_run_panels,
@@ -23,16 +30,17 @@ from hlat.report import (
     profile_section,
     router_figure,
     run_header,
-    spike_figure,
 )
 from hlat.report.table_columns import build_columns, detect_columns
 from hlat.storage.durable_files import replace_file
 from hlat.study import summary_tables
-from hlat.study.run_record import RunRecord, load_run_record
+from hlat.study.run_record import RunRecord, get_number, load_run_record
+from hlat.tracking.lost_work import exclude_rolled_back_events
 from hlat.tracking.run_directory import validate_no_symlinks
-from hlat.tracking.text_format import format_value
+from hlat.tracking.text_format import format_count, format_percent, format_value
 
 TEMPLATES = Path(__file__).with_name("templates")
+_SPIKE_CAPTION = "Spike: the gradient norm exceeds its running average by recovery.spike_margin."
 
 
 def write_report(run_dir: Path, record: RunRecord | None = None) -> Path:
@@ -58,8 +66,8 @@ def render_report(record: RunRecord) -> str:
 def _build_figures(record: RunRecord) -> list[ReportFigure]:
     """Return all figures of a run; those without a title have a section of their own."""
     figures = [build_panel_figure(panel, record) for panel in build_run_panels(record)]
-    if counts := spike_figure.count_spike_lengths(record):
-        figures.append(spike_figure.build_spike_figure(counts))
+    if counts := count_spike_lengths(record):
+        figures.append(build_spike_figure(counts))
     figures += router_figure.build_router_figures(record)
     if record.time_ledger.attempts:
         figures.append(goodput_section.build_goodput_figure(record.time_ledger))
@@ -126,4 +134,49 @@ def _render_report(
         event_tables=summary_tables.build_event_tables(record),
         provenance_rows=provenance,
         details=details,
+    )
+
+
+def count_spike_lengths(record: RunRecord) -> dict[int, int]:
+    """Return the number of spikes of each length, in logged steps, in ascending order.
+
+    A spike is a logged step whose gradient norm exceeds its running average by a margin (HLAT
+    paper, section IV-A). Spikes at consecutive logged steps count as one spike of that length.
+    """
+    events = exclude_rolled_back_events(record.events)
+    spike_steps = sorted({row["step"] for row in events if row.get("event") == "spike"})
+    logged_steps = np.array([get_number(row, "step") for row in record.metrics])
+    indices = np.searchsorted(logged_steps, spike_steps)
+    starts = np.flatnonzero(np.diff(indices, prepend=-2) != 1)
+    lengths = np.diff(starts, append=len(indices)).tolist()
+    return dict(sorted(Counter(lengths).items()))
+
+
+def build_spike_figure(counts: dict[int, int]) -> ReportFigure:
+    """Return a bar chart of the spike lengths (HLAT paper, figure 2)."""
+
+    def draw() -> Figure:
+        figure = Figure(figsize=FIGURE_SIZE, layout="constrained")
+        axes = figure.add_subplot()
+        positions = range(len(counts))
+        bars = axes.bar(positions, [*counts.values()], width=0.7, color=SERIES[0])
+        axes.bar_label(bars, fontsize=9)
+        axes.set_xticks(positions, [str(length) for length in counts])
+        axes.grid(visible=False, axis="x")
+        axes.set_xlabel("consecutive logged steps")
+        axes.set_ylabel("occurrences")
+        axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
+        return figure
+
+    alt_text, title = format_spike_text(counts), "Length of gradient spikes"
+    return ReportFigure("spikes", alt_text, draw, title, _SPIKE_CAPTION)
+
+
+def format_spike_text(counts: dict[int, int]) -> str:
+    """Return the alternative text of the figure."""
+    total = sum(counts.values())
+    single = format_percent(100 * counts.get(1, 0) / total)
+    return (
+        f"{format_count(total)} gradient spikes; {single} lasted a single logged step, the longest "
+        f"{max(counts)}."
     )

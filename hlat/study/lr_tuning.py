@@ -9,16 +9,39 @@ import numpy as np
 
 from hlat.config.lr_grid import LR_KEY
 from hlat.config.study import Direction, LrGridConfig, StudyConfig
-from hlat.study.lr_movement import LrMovement, compute_movement
-from hlat.study.lr_optimum import LrCurve, LrOptimum, OptimumStatus, find_lr_optimum
+from hlat.study.lr_optimum import (
+    LrCurve,
+    LrOptimum,
+    OptimumStatus,
+    find_lr_optimum,
+    sample_lr_optima,
+)
 from hlat.study.paired_test import PointRuns
 from hlat.study.study_analysis import Point, format_point
 from hlat.tracking.text_format import UNKNOWN
 
 _NUM_MORE_RATES = 2
 """Rates that an extension of the grid adds."""
-_NO_MOVEMENT = LrMovement(math.nan, math.nan, math.nan, math.nan)
 TUNING_CAPTION = "Best learning rates; the interval does not contain the error of the parabola"
+_NUM_SAMPLES = 10_000
+_GROWTH = 8.0
+"""Factor of the size over which the movement is stated."""
+
+
+@dataclass(frozen=True)
+class LrMovement:
+    """Movement when the size grows by a factor of 8, in steps of the grid, with its interval.
+
+    `exponent` is the slope of log(best rate) over log(size): -1 if the rate is inverse to the size.
+    """
+
+    steps: float
+    low: float
+    high: float
+    exponent: float
+
+
+_NO_MOVEMENT = LrMovement(math.nan, math.nan, math.nan, math.nan)
 
 
 @dataclass(frozen=True)
@@ -284,3 +307,38 @@ def _build_override(optimum: LrOptimum) -> str | None:
 
 def _round(value: float) -> float | None:
     return float(f"{value:.6g}") if math.isfinite(value) else None
+
+
+def compute_movement(
+    scales: Sequence[float],
+    optima: Sequence[LrOptimum],
+    factor: float,
+    confidence: float = 0.95,
+    seed: int = 0,
+) -> LrMovement | None:
+    """Return the movement of optima with the status `found`; None for fewer than two sizes.
+
+    The slope is that of least squares. Its interval contains the quantiles of the slopes of 10,000
+    samples of all optima (`sample_lr_optima`), so it has the errors of the runs, but not the
+    deviation of the optima from a line. It is NaN if the optima have no interval.
+    """
+    if len({*scales}) < 2:
+        return None
+    x = np.log2(scales)
+    weights = (x - x.mean()) / ((x - x.mean()) ** 2).sum()
+    slope = float(weights @ np.log2([one.rate for one in optima]))
+    generator = np.random.default_rng(seed)
+    samples = np.array([sample_lr_optima(one, _NUM_SAMPLES, generator) for one in optima])
+    with np.errstate(invalid="ignore"):
+        slopes = weights @ samples
+    slopes = slopes[~np.isnan(slopes)]
+    steps_per_slope = math.log2(_GROWTH) / math.log2(factor)
+    tail = (1 - confidence) / 2
+    low, high = (
+        np.quantile(slopes, [tail, 1 - tail], method="nearest")
+        if len(slopes)
+        else (math.nan, math.nan)
+    )
+    return LrMovement(
+        slope * steps_per_slope, float(low) * steps_per_slope, float(high) * steps_per_slope, slope
+    )

@@ -1,11 +1,11 @@
-"""Power of the paired t-test: what a number of seeds can detect.
+"""Power of the paired t-test, and noise of single checkpoints: what a number of seeds can detect.
 
 The statistic of n differences with mean d and standard deviation s has a noncentral t distribution
 with n - 1 degrees of freedom and noncentrality d sqrt(n) / s.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import combinations
 from statistics import variance
 
@@ -13,6 +13,10 @@ import numpy as np
 
 MAX_SEEDS = 1000
 """Largest number of seeds that `compute_required_seeds` returns."""
+NUM_LAST = 6
+"""Last evaluations that the noise of a checkpoint is estimated from, if they are in the second half
+of the run."""
+_MIN_NOISE_VALUES = 3
 
 
 def compute_power(difference: float, std: float, num_seeds: int, alpha: float = 0.05) -> float:
@@ -106,3 +110,28 @@ def find_smallest_difference(compute: Callable[[float], float], power: float) ->
         middle = (low + high) / 2
         low, high = (low, middle) if compute(middle) >= power else (middle, high)
     return high
+
+
+def estimate_checkpoint_noise(values: Sequence[float]) -> float:
+    """Return the standard deviation of the last values around their local trend; NaN below 3.
+
+    Seeds that reach the same loss on average still differ in a single checkpoint. A difference
+    between points below this noise is not visible in one run (Signal and Noise, arXiv 2508.13144).
+    Each value is compared with the mean of its neighbours, which removes a smooth decrease of the
+    loss (Gasser, Sroka and Jennen-Steinmetz 1986, equation 2.1 at equal distances).
+
+    Args:
+        values: Metric at equally spaced evaluations of a run, in order.
+    """
+    num_last = min(NUM_LAST, max(_MIN_NOISE_VALUES, (len(values) + 1) // 2))
+    last = np.asarray(values, np.float64)[-num_last:]
+    if len(last) < _MIN_NOISE_VALUES:
+        return math.nan
+    residuals = last[1:-1] - (last[:-2] + last[2:]) / 2
+    return float(np.sqrt((residuals**2).mean() * 2 / 3))
+
+
+def pool_noise(noises: Sequence[float]) -> float:
+    """Return the root mean square of the noises of several runs; NaN without any."""
+    known = [noise for noise in noises if not math.isnan(noise)]
+    return math.sqrt(sum(noise**2 for noise in known) / len(known)) if known else math.nan

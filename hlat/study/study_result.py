@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hlat.config.study import Direction, StudyConfig
-from hlat.study.checkpoint_noise import estimate_checkpoint_noise, pool_noise
 from hlat.study.factor_effects import FactorEffect, analyze_factor_effects
 from hlat.study.heldout_clusters import compute_influences, find_text_problem
 from hlat.study.lr_tuning import (
@@ -31,6 +30,7 @@ from hlat.study.lr_tuning import (
     merge_grids,
 )
 from hlat.study.paired_test import PairedDifference, PointRuns, compute_mean_interval
+from hlat.study.power import estimate_checkpoint_noise, pool_noise
 from hlat.study.run_comparison import drop_copies, find_config_differences
 from hlat.study.run_record import Row, RunRecord, get_number, get_numbers
 from hlat.study.study_analysis import (

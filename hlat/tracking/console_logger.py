@@ -3,7 +3,9 @@
 import logging
 import sys
 import time
+from collections import deque
 from collections.abc import Mapping
+from statistics import median
 from typing import Any
 
 from tqdm import tqdm
@@ -12,11 +14,14 @@ from hlat.config.tracking import ConsoleStyle
 from hlat.storage.progress_bar import print_line
 from hlat.tracking.metric_logger import MetricLogger, RunInfo
 from hlat.tracking.row_validation import Row
-from hlat.tracking.time_left import TimeLeft
 
 _LINE_INTERVAL_S = 10.0
 _BAR_FORMAT = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]"
 """Format of the bar; the time left in the postfix is ours, without that of the first steps."""
+_MIN_STEPS = 5
+"""Steps of an attempt before the first estimate of the time left."""
+_NUM_RECENT = 25
+"""Logged rows of which the time left takes the median."""
 
 
 class ConsoleLogger(MetricLogger):
@@ -83,3 +88,37 @@ class _WarningHandler(logging.Handler):
 
 
 _WARNING_HANDLER = _WarningHandler(logging.WARNING)
+
+
+class TimeLeft:
+    """Estimator of the seconds that the remaining steps take, without those of the first row.
+
+    The first row of an attempt contains compilation and allocation. A step is estimated as the
+    median of recent rows, plus the measured time between steps, such as evaluations and saves.
+    """
+
+    def __init__(self, step: int, total_steps: int) -> None:
+        self._start_step, self._last_step, self._total_steps = step, step, total_steps
+        self._first_row: tuple[int, float] | None = None
+        self._step_seconds: deque[float] = deque(maxlen=_NUM_RECENT)
+        self._training_seconds = 0.0
+
+    def add_row(self, step: int, step_seconds: float) -> None:
+        """Add a logged row; `step_seconds` is the mean over the steps since the last one."""
+        if self._first_row is None:
+            self._first_row = step, time.monotonic()
+        else:
+            self._step_seconds.append(step_seconds)
+            self._training_seconds += step_seconds * (step - self._last_step)
+        self._last_step = step
+
+    def estimate(self) -> float | None:
+        """Return the seconds of the remaining steps; None before there is an estimate."""
+        if self._first_row is None or not self._step_seconds:
+            return None
+        first_step, first_time = self._first_row
+        if self._last_step < self._start_step + _MIN_STEPS:
+            return None
+        between = time.monotonic() - first_time - self._training_seconds
+        per_step = median(self._step_seconds) + max(0.0, between) / (self._last_step - first_step)
+        return per_step * (self._total_steps - self._last_step)

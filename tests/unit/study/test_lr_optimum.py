@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from hlat.study.lr_movement import compute_movement
 from hlat.study.lr_optimum import LrCurve, OptimumStatus, find_lr_optimum, sample_lr_optima
+from hlat.study.lr_tuning import compute_movement
 
 RATES = 2e-3 * 2.0 ** np.arange(-3, 4)
 FOUND = OptimumStatus.found

@@ -5,11 +5,11 @@ import math
 import numpy as np
 import pytest
 
-from hlat.study.checkpoint_noise import estimate_checkpoint_noise
 from hlat.study.power import (
     compute_detectable_difference,
     compute_power,
     compute_required_seeds,
+    estimate_checkpoint_noise,
     estimate_difference_std,
 )
 from hlat.study.sequential_test import (

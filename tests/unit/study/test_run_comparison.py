@@ -238,12 +238,12 @@ def test_directory_without_runs_is_rejected(
 
 @pytest.mark.slow
 def test_lengths_of_spikes_are_consecutive_logged_steps(sweep: Path) -> None:
-    from hlat.report import spike_figure
+    from hlat.report import report_writer
 
     record = load_run_record(sweep / "a")
-    assert spike_figure.count_spike_lengths(record) == {1: 1, 2: 1}
+    assert report_writer.count_spike_lengths(record) == {1: 1, 2: 1}
     assert (
-        spike_figure.format_alt_text(spike_figure.count_spike_lengths(record))
+        report_writer.format_spike_text(report_writer.count_spike_lengths(record))
         == "2 gradient spikes; 50 % lasted a single logged step, the longest 2."
     )
     assert report.main([str(sweep / "a")]) == 0

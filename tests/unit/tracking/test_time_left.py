@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from hlat.tracking.time_left import TimeLeft
+from hlat.tracking.console_logger import TimeLeft
 
 
 @pytest.fixture
