@@ -6,7 +6,7 @@ run. Results are logged from the training thread, because the run's record has a
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,10 +14,11 @@ from errno import EDQUOT, ENOSPC
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from hlat.checkpoint import checkpoint_store, retention
 from hlat.checkpoint.checkpoint_directory import build_checkpoint_root
 from hlat.checkpoint.checkpoint_signature import load_signer
-from hlat.checkpoint.host_staging import HostStagingBuffer
 from hlat.checkpoint.training_state import TrainingState
 from hlat.config.run import Config
 from hlat.config.run_steps import is_milestone
@@ -247,3 +248,36 @@ class Checkpointer:
             tracker.log_event("checkpoint", step, path=str(result.path), **seconds)
         if result.warning:
             tracker.print_message(f"WARNING: {result.warning}")
+
+
+class HostStagingBuffer:
+    """Host memory for one copy of the shards that this process saves, reused by every save.
+
+    The copy is written to disk while training continues. Paging in new memory takes several times
+    as long as the copy.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: dict[tuple[str, tuple[int, ...]], torch.Tensor] = {}
+
+    def allocate(self, shards: Iterable[StateShard]) -> None:
+        """Page in memory for the shards that this process saves; meant for a separate thread."""
+        for shard in shards:
+            if shard.is_main_replica:
+                # NumPy does not start a thread pool for this thread, as torch does
+                self._get_buffer(shard).reshape(-1).view(torch.uint8).numpy().fill(0)
+
+    @torch.no_grad()
+    def copy_state_shards(self, shards: Iterable[StateShard]) -> list[StateShard]:
+        """Return copies of the shards that this process saves, valid until the next call."""
+        return [
+            dataclasses.replace(shard, tensor=self._get_buffer(shard).copy_(shard.tensor))
+            for shard in shards
+            if shard.is_main_replica
+        ]
+
+    def _get_buffer(self, shard: StateShard) -> torch.Tensor:
+        key, tensor = (shard.name, shard.offset), shard.tensor
+        if key not in self._buffers:
+            self._buffers[key] = torch.empty(tensor.shape, dtype=tensor.dtype)
+        return self._buffers[key]

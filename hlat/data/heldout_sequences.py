@@ -5,16 +5,20 @@ source bytes of the same tokens, compare runs across tokenizers and sequence len
 """
 
 import hashlib
+import io
+import zipfile
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hlat.config.config_errors import ConfigError
 from hlat.config.data import DataConfig
-from hlat.data import encoded_text_cache
+from hlat.data.data_cache import get_cache_dir, replace_file
 from hlat.data.data_source import DataSource
 from hlat.data.packed_sequences import PackedSequences, build_packed_sequences, compute_loss_mask
 from hlat.data.permutation import Permutation
@@ -27,6 +31,9 @@ _CHARACTERS_PER_TOKEN = 4
 """About the mean of English text."""
 _MIN_DOCUMENTS = 8
 """Minimum number of documents in the encoded text."""
+FORMAT_VERSION = 1
+"""To increase when the tokens or source bytes of a document in the cache directory change. All runs
+of a study encode the same text."""
 
 
 @dataclass(frozen=True)
@@ -185,12 +192,12 @@ def pack_documents(
 def _load_or_encode(documents: Iterable[str], tokenizer: Tokenizer) -> _PackedText:
     """Return the tokens of documents, from the cache directory if they were encoded before."""
     documents = [*documents]
-    path = encoded_text_cache.compute_cache_path(documents, tokenizer.cache_key)
+    path = compute_cache_path(documents, tokenizer.cache_key)
     names = [one.name for one in fields(_PackedText)]
-    if (arrays := encoded_text_cache.load_arrays(path)) is not None and [*arrays] == names:
+    if (arrays := load_arrays(path)) is not None and [*arrays] == names:
         return _PackedText(**arrays)  # type: ignore[arg-type]
     text = _encode_documents(documents, tokenizer)
-    encoded_text_cache.save_arrays(path, {name: getattr(text, name) for name in names})
+    save_arrays(path, {name: getattr(text, name) for name in names})
     return text
 
 
@@ -242,3 +249,31 @@ def _select_sequences(document_of_row: NDArray[np.int32], count: int) -> NDArray
     rank_in_document[by_document] = np.arange(num_rows) - np.repeat(first, sizes)
     selected = shuffled[np.argsort(rank_in_document[shuffled], kind="stable")[:count]]
     return np.sort(selected)
+
+
+def compute_cache_path(documents: Iterable[str], tokenizer_key: str) -> Path:
+    """Return the path of the encoded documents of a tokenizer."""
+    digest = hashlib.blake2b(f"{FORMAT_VERSION} {tokenizer_key}".encode(), digest_size=16)
+    for document in documents:
+        content = document.encode()
+        digest.update(len(content).to_bytes(8, "little"))
+        digest.update(content)
+    return get_cache_dir() / "heldout" / f"{digest.hexdigest()}.npz"
+
+
+def load_arrays(path: Path) -> dict[str, NDArray[np.generic]] | None:
+    """Return the arrays of a file by name, or None if it is missing or damaged."""
+    try:
+        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in arrays.files}
+    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile):
+        return None
+
+
+def save_arrays(path: Path, arrays: dict[str, NDArray[np.generic]]) -> None:
+    """Write arrays to a file, or write nothing if the cache directory is not writable."""
+    buffer = io.BytesIO()
+    np.savez(buffer, allow_pickle=False, **arrays)
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, buffer.getvalue())

@@ -1,11 +1,14 @@
 """ASGI application with OpenAI's API for one model, and a chat page at `/`."""
 
 import asyncio
+import base64
+import hashlib
 import time
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from pathlib import Path
 from typing import Any, TypeVar
 
 from starlette.applications import Starlette
@@ -17,7 +20,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 
 from hlat.config.config_errors import ConfigError
-from hlat.inference import chat_page
+from hlat.figures.page_templates import render_page
 from hlat.inference.completion_requests import (
     CompletionRequest,
     RequestError,
@@ -26,6 +29,7 @@ from hlat.inference.completion_requests import (
 )
 from hlat.inference.generation_queue import GenerationQueue, UnavailableError
 from hlat.inference.openai_responses import ResponseFormat, Usage, format_event
+from hlat.inference.sampling_settings import SamplingSettings
 from hlat.inference.server_generation import Finish, GenerationRequest, TextPart
 from hlat.inference.text_generator import PromptTooLongError, TextGenerator
 
@@ -35,6 +39,14 @@ _DISCONNECT_POLL_S = 0.5
 _CLIENT_CLOSED_REQUEST = 499
 """Status of nginx for a client that disconnects; no client reads it."""
 _LOCAL_HOSTS = ("127.0.0.1", "localhost")
+_DIRECTORY = Path(__file__).parent
+_SCRIPT = (_DIRECTORY / "chat_page.js").read_text(encoding="utf-8")
+_SCRIPT_DIGEST = base64.b64encode(hashlib.sha256(_SCRIPT.encode()).digest()).decode()
+_CONTENT_SECURITY_POLICY = (
+    f"default-src 'none'; script-src 'sha256-{_SCRIPT_DIGEST}'; style-src 'unsafe-inline'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+"""The chat page has its style and script in one file, and may connect to its own server only."""
 
 
 def build_app(
@@ -74,12 +86,12 @@ class _Api:
         self._parser_thread = ThreadPoolExecutor(1, "parser")
         """One thread, because a tokenizer has a state while it encodes special tokens."""
         self._render_page = cache(
-            lambda: chat_page.render_chat_page(model, generator.chat_format.template is not None)
+            lambda: render_chat_page(model, generator.chat_format.template is not None)
         )
 
     async def show_page(self, request: Request) -> Response:
         headers = {
-            "Content-Security-Policy": chat_page.CONTENT_SECURITY_POLICY,
+            "Content-Security-Policy": _CONTENT_SECURITY_POLICY,
             "Cache-Control": "no-store",
         }
         return HTMLResponse(self._render_page(), headers=headers)
@@ -273,3 +285,14 @@ async def _respond_to_http_exception(request: Request, error: Exception) -> Resp
 
 async def _respond_to_failure(request: Request, error: Exception) -> Response:
     return JSONResponse(_build_failure(error).to_json(), 500)
+
+
+def render_chat_page(model: str, has_chat_template: bool) -> str:
+    """Return the chat page for a model that answers messages, or only continues text."""
+    return render_page(
+        _DIRECTORY / "templates/chat_page.html.j2",
+        model=model,
+        has_chat_template=has_chat_template,
+        settings=SamplingSettings(),
+        script=_SCRIPT,
+    )

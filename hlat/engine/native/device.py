@@ -1,9 +1,13 @@
-"""Selection and preparation of the device of a process: CPU, GPU or Trainium 2."""
+"""Selection and preparation of the device of a process: CPU, GPU or Trainium 2.
+
+This includes the backend of torch.compile of the device.
+"""
 
 import importlib
 import importlib.util
 import os
 import resource
+import shutil
 import sys
 from functools import cache
 from pathlib import Path
@@ -18,6 +22,12 @@ from hlat.config.engine_capabilities import validate_device
 from hlat.config.run import Config
 from hlat.distributed import rank_environment
 from hlat.engine.neuron import neuron_environment
+
+COMPILE_BACKENDS = {"neuron": "neuron"}
+"""Backend of torch.compile by torch device type; TorchNeuron registers `neuron`, which calls
+neuronx-cc."""
+_DEFAULT_BACKEND = "inductor"
+"""Backend of other devices: torch's own."""
 
 
 def set_environment(config: Config) -> None:
@@ -145,3 +155,39 @@ def _find_accelerator() -> torch.device | None:
 
 if __name__ == "__main__":  # launchers do not import torch; they parse device type and count
     print(_find_accelerator() or "cpu", torch.accelerator.device_count())
+
+
+def select_compile_backend(config: Config, device: torch.device) -> str | None:
+    """Return the backend of a device, or None if the configuration does not compile.
+
+    Raises:
+        ConfigError: The backend or its compiler is missing.
+    """
+    if not config.compiler.torch_compile:
+        return None
+    backend = COMPILE_BACKENDS.get(device.type, _DEFAULT_BACKEND)
+    _validate_backend(backend, device)
+    return backend
+
+
+def _validate_backend(backend: str, device: torch.device) -> None:
+    """Raise ConfigError if the backend, or the compiler that TorchInductor calls, is missing."""
+    if backend not in torch.compiler.list_backends(exclude_tags=()):
+        raise ConfigError(
+            f"compiler.torch_compile=true: torch.compile has no backend {backend} in this Python, "
+            f"and {device.type} needs it; install TorchNeuron (docs/neuron.md), or use "
+            "compiler.torch_compile=false"
+        )
+    if backend != _DEFAULT_BACKEND:
+        return
+    compiler = os.environ.get("CXX", "g++")
+    if device.type == "cpu" and shutil.which(compiler) is None:
+        raise ConfigError(
+            f"compiler=inductor needs a C++ compiler, and there is no {compiler}; install one, set "
+            "the environment variable CXX, or use compiler=none"
+        )
+    if device.type != "cpu" and importlib.util.find_spec("triton") is None:
+        raise ConfigError(
+            f"compiler=inductor needs Triton on {device.type}; pip install triton, or use "
+            "compiler=none"
+        )

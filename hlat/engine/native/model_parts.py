@@ -3,24 +3,26 @@
 The full model exists on the meta device only; other ranks' shards are never allocated.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
+from hlat.config.model import ModelConfig
 from hlat.config.precision import Fp32Operator
 from hlat.config.run import Config
 from hlat.distributed.device_mesh import ParallelMesh
 from hlat.distributed.parameter_shards import ParameterShard, compute_shard
 from hlat.distributed.pipeline_stages import assign_layers_to_stages
+from hlat.distributed.state_shard import BUFFERS, StateShard
 from hlat.engine.native import fsdp
 from hlat.engine.native.data_parallel import DataParallelSharding
 from hlat.engine.native.expert_parallel import apply_expert_parallel, drop_other_experts
 from hlat.engine.native.sharded_parameters import LocalParameter
 from hlat.engine.native.tensor_parallel import TensorParallelRegions, apply_tensor_parallel
 from hlat.model.decoder import Decoder
-from hlat.model.decoder_spec import list_module_parameters
+from hlat.model.decoder_spec import list_buffer_specs, list_module_parameters
 from hlat.model.embedding_spec import EMBEDDING_NAME
 from hlat.model.parameter_spec import ModuleParameter
 from hlat.precision.torch_dtypes import TORCH_DTYPES
@@ -139,3 +141,41 @@ def _replace_parameter(part: Decoder, name: str, tensor: Tensor) -> nn.Parameter
 def _remove_parameter(part: Decoder, name: str) -> None:
     module, _, leaf = name.rpartition(".")
     part.get_submodule(module).register_parameter(leaf, None)
+
+
+class ModelBuffers:
+    """Buffers of the parts of this rank, the same on all its data- and tensor-parallel ranks.
+
+    Buffers are state of modules that the optimizer does not train.
+    """
+
+    def __init__(
+        self,
+        parts: Iterable[Decoder],
+        model: ModelConfig,
+        mesh: ParallelMesh,
+        device: torch.device,
+    ) -> None:
+        """Allocate the buffers of the model parts with their initial values."""
+        self._specs = {spec.name: spec for spec in list_buffer_specs(model)}
+        self._saves = mesh.dp.rank == mesh.tp.rank == 0
+        self._buffers: dict[str, Tensor] = {}
+        for part in parts:
+            for name, buffer in [*part.named_buffers()]:
+                module, _, leaf = name.rpartition(".")
+                tensor = torch.empty_like(buffer, device=device)
+                setattr(part.get_submodule(module), leaf, tensor)
+                self._buffers[f"model.{name}"] = tensor
+        self.reset()
+
+    def reset(self) -> None:
+        """Set all buffers to their initial values."""
+        for name, buffer in self._buffers.items():
+            buffer.fill_(self._specs[name].initial_value)
+
+    def iter_state_shards(self) -> Iterator[StateShard]:
+        """Yield the buffers; one rank of each pipeline stage saves them."""
+        for name, buffer in self._buffers.items():
+            shape = self._specs[name].shape
+            offset = (0,) * len(shape)
+            yield StateShard(f"{BUFFERS}/{name}", shape, offset, shape, buffer, self._saves)

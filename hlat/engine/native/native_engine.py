@@ -20,19 +20,18 @@ from hlat.engine import replica_comparison
 from hlat.engine.device_checks import DeviceContext, run_device_checks
 from hlat.engine.interface import DeviceReport, ReplicaMismatch, StepMetrics, StepRecording
 from hlat.engine.native import fsdp
-from hlat.engine.native.compile_backend import select_compile_backend
 from hlat.engine.native.decoding import DecodeContext, NativeDecodeState, build_empty_decode_state
 from hlat.engine.native.device import (
     copy_to_device,
     find_device,
     prepare_device,
     read_peak_memory,
+    select_compile_backend,
     set_environment,
 )
 from hlat.engine.native.layer_transforms import apply_activation_checkpointing, apply_compile
-from hlat.engine.native.model_buffers import ModelBuffers
 from hlat.engine.native.model_metrics import observe_metrics
-from hlat.engine.native.model_parts import build_model_parts
+from hlat.engine.native.model_parts import ModelBuffers, build_model_parts
 from hlat.engine.native.model_statistics import ModelStatistics
 from hlat.engine.native.pipeline_parallel import (
     DeviceBatch,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hlat.config.data import DataConfig
-from hlat.data import encoded_text_cache, heldout_sequences
+from hlat.data import heldout_sequences
 from hlat.data.heldout_sequences import pack_heldout_sequences
 from hlat.data.tokenizer import EMBEDDED, EMBEDDED_EOS_TOKEN, Tokenizer
 
@@ -49,7 +49,7 @@ def test_damaged_file_is_replaced(tokenizer, tmp_path, keep: int) -> None:
     content[len(content) // 2] ^= 1  # in the data of an array, whose checksum differs then
     file.write_bytes(content[:keep] if keep >= 0 else content)
     assert_equal(pack(tokenizer), encoded)
-    assert encoded_text_cache.load_arrays(file) is not None
+    assert heldout_sequences.load_arrays(file) is not None
 
 
 def test_text_is_encoded_without_a_writable_directory(tokenizer, tmp_path, monkeypatch) -> None:
@@ -61,7 +61,7 @@ def test_text_is_encoded_without_a_writable_directory(tokenizer, tmp_path, monke
 
 def test_key_depends_on_documents_and_tokenizer() -> None:
     paths = {
-        encoded_text_cache.compute_cache_path(documents, key)
+        heldout_sequences.compute_cache_path(documents, key)
         for documents in (["ab", "c"], ["a", "bc"], ["abc"], ["abc", ""])
         for key in ("one", "another")
     }

@@ -9,7 +9,7 @@ import torch
 
 from hlat.config.config_errors import ConfigError
 from hlat.config.resolve import resolve_config
-from hlat.engine.native.compile_backend import COMPILE_BACKENDS, select_compile_backend
+from hlat.engine.native.device import COMPILE_BACKENDS, select_compile_backend
 from hlat.engine.native.native_engine import NativeEngine
 from tests.distributed import checks
 
