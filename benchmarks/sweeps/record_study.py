@@ -16,8 +16,7 @@ from typing import Any
 from matplotlib import rc_context
 from omegaconf import OmegaConf
 
-from hlat.report.study_figures import build_study_figures
-from hlat.report.tuning_figures import build_tuning_figures
+from hlat.report.study_figures import build_study_figures, build_tuning_figures
 from hlat.study.lr_tuning import build_tuning_table, summarize_tunings
 from hlat.study.run_comparison import load_run_records
 from hlat.study.run_record import RunRecord

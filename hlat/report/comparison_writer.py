@@ -1,19 +1,36 @@
 """Pages of several runs as HTML, with their figures."""
 
 import json
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from hlat.figures.page_templates import render_page
-from hlat.figures.report_figure import ReportFigure, build_panel_figure
+from hlat.figures.report_figure import (
+    METRIC_PANELS,
+    Panel,
+    ReportFigure,
+    build_panel_figure,
+    has_values,
+)
 from hlat.plan import cost_figure
-from hlat.report import comparison_curves, run_header, study_figures, tuning_figures
-from hlat.report.report_writer import TEMPLATES, write_figures
-from hlat.report.table_columns import detect_columns
+from hlat.report import study_figures
+from hlat.report.report_writer import TEMPLATES, build_shared_facts, detect_columns, write_figures
 from hlat.storage.durable_files import replace_file
 from hlat.study import lr_tuning, run_comparison, study_result
+from hlat.study.metric_curves import (
+    Curve,
+    build_band_curve,
+    build_heldout_curves,
+    build_metric_curve,
+)
+from hlat.study.run_comparison import find_config_differences, group_seeds
 from hlat.study.run_record import RunRecord
+from hlat.tracking.setting_labels import format_settings, is_generated_name
+
+_MAX_LABEL_LENGTH = 48
+"""Characters of a curve's label; longer settings are replaced by the name of the run."""
 
 
 def write_comparison(
@@ -26,7 +43,7 @@ def write_comparison(
     `untrained` are the points of their sweep without a run.
     """
     untrained = untrained or run_comparison.UntrainedPoints()
-    figures = [*map(build_panel_figure, comparison_curves.build_comparison_panels(records))]
+    figures = [*map(build_panel_figure, build_comparison_panels(records))]
     study = study_result.build_study_result(records, untrained.num_seeds)
     costs = cost_figure.compute_measured_costs(records)
     baseline = cost_figure.get_baseline_usd(costs)
@@ -52,7 +69,7 @@ def write_comparison(
         TEMPLATES / "comparison.html.j2",
         title=f"Study of {count}" if study and study.design.question else "Comparison",
         name=(study and study.design.question) or count,
-        facts=run_header.build_shared_facts(records),
+        facts=build_shared_facts(records),
         columns=detect_columns(headers, rows),
         rows=rows,
         common_columns=detect_columns(common_headers, common_rows),
@@ -86,5 +103,82 @@ def write_comparison(
 def _build_result_figures(study: study_result.StudyResult) -> list[ReportFigure]:
     """Return the figures of optima or effects."""
     if study.tunings:
-        return tuning_figures.build_tuning_figures(study)
+        return study_figures.build_tuning_figures(study)
     return study_figures.build_study_figures(study)
+
+
+def build_comparison_panels(records: Sequence[RunRecord]) -> list[Panel]:
+    """Return the panels with curves of all runs that have values.
+
+    If runs differ in their seed only, a panel contains a band for each configuration, too.
+    """
+    labels, groups = label_runs(records), label_groups(records)
+
+    def build_curves(build: Callable[[RunRecord], Curve | None]) -> list[Curve]:
+        curves = [build(record) for record in records]
+        known = {
+            i: replace(curve, label=labels[i])
+            for i, curve in enumerate(curves)
+            if curve is not None
+        }
+        return _add_bands(known, groups) if groups else [*known.values()]
+
+    def build_panel(key: str, title: str, unit: str) -> Panel:
+        curves = build_curves(lambda record: build_metric_curve(record, key))
+        return Panel(key, title, unit, curves, can_smooth=key == "loss")
+
+    loss, *others = [build_panel(*panel) for panel in METRIC_PANELS]
+    means = build_curves(lambda record: next(iter(build_heldout_curves(record)[-1:]), None))
+    heldout = Panel("heldout", "Held-out text, mean", "bits per byte", means)
+    throughput = build_panel("tokens_per_second", "Throughput", "tokens per second")
+    panels = [loss, heldout, *others, throughput]
+    return [panel for panel in panels if any(map(has_values, panel.curves))]
+
+
+def label_groups(records: Sequence[RunRecord]) -> dict[str, list[int]]:
+    """Return the indices of the runs in each group of `group_seeds` by a label."""
+    axes = find_config_differences(records)
+    axes.pop("run.seed", None)
+    labels: dict[str, list[int]] = {}
+    for number, (point, runs) in enumerate(group_seeds(records).items(), start=1):
+        label = format_settings(dict(zip(axes, point, strict=True)))
+        label = label if len(label) <= _MAX_LABEL_LENGTH else f"setting {number}"
+        seeds = f"{len(runs)} seed{'s' * (len(runs) > 1)}"
+        labels[f"{label} ({seeds})" if label else seeds] = runs
+    return labels
+
+
+def label_runs(records: Sequence[RunRecord]) -> list[str]:
+    """Return a unique label for the curves of each run: its name, if the user has chosen it.
+
+    Otherwise the settings that differ, such as `lr=0.1, seed=2`, unless they are those of another
+    run, or too long.
+    """
+    axes = find_config_differences(records)
+    labels = [
+        format_settings({key: values[i] for key, values in axes.items()})
+        for i in range(len(records))
+    ]
+    counts = Counter(labels)
+    return [
+        label
+        if is_generated_name(record.name)
+        and counts[label] == 1
+        and 0 < len(label) <= _MAX_LABEL_LENGTH
+        else record.name
+        for label, record in zip(labels, records, strict=True)
+    ]
+
+
+def _add_bands(curves: Mapping[int, Curve], groups: Mapping[str, list[int]]) -> list[Curve]:
+    """Return the curves of runs by index, and a band for each group of them."""
+    runs, bands = [], []
+    for group, (label, indices) in enumerate(groups.items()):
+        members = [curves[i] for i in indices if i in curves]
+        runs += [
+            replace(curve, kind="run", style=(group, seed)) for seed, curve in enumerate(members)
+        ]
+        if known := [curve for curve in members if has_values(curve)]:
+            band = build_band_curve(label, known)
+            bands.append(replace(band, style=(group, group)))
+    return [*runs, *bands]

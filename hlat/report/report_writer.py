@@ -7,6 +7,7 @@ a report may be open while it is written again.
 """
 
 import json
+import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from hlat.config.batch_steps import format_growth
 from hlat.figures.page_templates import render_page
 from hlat.figures.report_figure import (
     FIGURE_SIZE,
@@ -24,23 +26,32 @@ from hlat.figures.report_figure import (
     build_run_panels,
     format_mark_legend,
 )
+from hlat.model.decoder_spec import count_parameters
 from hlat.plan import plan_figure
 from hlat.report import (
     goodput_section,
     profile_section,
     router_figure,
-    run_header,
 )
-from hlat.report.table_columns import build_columns, detect_columns
 from hlat.storage.durable_files import replace_file
 from hlat.study import summary_tables
 from hlat.study.run_record import RunRecord, get_number, load_run_record
 from hlat.tracking.lost_work import exclude_rolled_back_events
 from hlat.tracking.run_directory import validate_no_symlinks
-from hlat.tracking.text_format import format_count, format_percent, format_value
+from hlat.tracking.text_format import (
+    UNKNOWN,
+    format_count,
+    format_percent,
+    format_short,
+    format_value,
+)
 
 TEMPLATES = Path(__file__).with_name("templates")
 _SPIKE_CAPTION = "Spike: the gradient norm exceeds its running average by recovery.spike_margin."
+_MAX_UNBROKEN = 24
+"""Characters of a cell that is not broken into lines."""
+_MAX_VALUES = 4
+"""Maximum number of different values of a fact that a comparison lists."""
 
 
 def write_report(run_dir: Path, record: RunRecord | None = None) -> Path:
@@ -109,7 +120,7 @@ def _render_report(
         TEMPLATES / "run_report.html.j2",
         title="Run report",
         name=record.name,
-        facts=run_header.build_run_facts(record),
+        facts=build_run_facts(record),
         figures=[figure for figure in figures if figure.title],
         legend=format_mark_legend(record),
         summary_rows=summary_tables.build_summary_table(record),
@@ -180,3 +191,74 @@ def format_spike_text(counts: dict[int, int]) -> str:
         f"{format_count(total)} gradient spikes; {single} lasted a single logged step, the longest "
         f"{max(counts)}."
     )
+
+
+def build_columns(headers: Sequence[str], first_style: str) -> list[tuple[str, str]]:
+    """Return header and style of the columns of a table of numbers."""
+    return [(header, "number" if i else first_style) for i, header in enumerate(headers)]
+
+
+def detect_columns(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> list[tuple[str, str]]:
+    """Return header and style of the columns; those that contain texts are aligned to the left."""
+    cells = zip(*rows, strict=True) if rows else [()] * len(headers)
+    styles = [
+        "number" if all(map(_is_number, column)) else "event" if _is_short(column) else ""
+        for column in cells
+    ]
+    return [
+        (header, style if i else "row name")
+        for i, (header, style) in enumerate(zip(headers, styles, strict=True))
+    ]
+
+
+def _is_short(cells: Sequence[str]) -> bool:
+    return all(len(cell) <= _MAX_UNBROKEN for cell in cells)
+
+
+def _is_number(cell: str) -> bool:
+    return cell == UNKNOWN or re.match(r"[+-]?\d", cell) is not None
+
+
+def build_run_facts(record: RunRecord) -> list[tuple[str, str]]:
+    """Return names and values for the header of a page, and what changed during the run.
+
+    The values, which are those of the last attempt, are missing if the configuration cannot be
+    parsed.
+    """
+    changes = record.setting_changes.items()
+    return _list_facts(record) + [
+        (f"Changed at step {step}", "; ".join(lines)) for step, lines in changes
+    ]
+
+
+def build_shared_facts(records: Sequence[RunRecord]) -> list[tuple[str, str]]:
+    """Return the facts of several runs; different values are listed, or counted."""
+    columns: dict[str, dict[str, None]] = {}
+    for record in records:
+        for name, value in build_run_facts(record):
+            columns.setdefault(name, {})[value] = None
+    return [
+        (name, " | ".join(values) if len(values) <= _MAX_VALUES else f"{len(values)} values")
+        for name, values in columns.items()
+    ]
+
+
+def _list_facts(record: RunRecord) -> list[tuple[str, str]]:
+    settings = record.model_settings
+    if settings is None:
+        return []
+    batch, hardware, recorded = settings.batch, settings.hardware, record.flat_config
+    sequences = f"{format_count(batch.global_batch_size)} x {format_count(batch.sequence_length)}"
+    tokens = f"{format_count(batch.tokens_per_step)} tokens"
+    nodes = f"{hardware.nodes} x " if hardware.nodes > 1 else ""
+    return [
+        ("Model", settings.model.name),
+        ("Parameters", format_short(count_parameters(settings.model))),
+        ("Learning rate", format_short(get_number(recorded, "optimizer.lr"))),
+        ("Schedule", str(recorded.get("schedule.name", UNKNOWN))),
+        ("Batch", f"{sequences} = {tokens}{format_growth(batch)}"),
+        ("Optimizer", str(recorded.get("optimizer.name", UNKNOWN))),
+        ("Precision", str(recorded.get("precision.name", UNKNOWN))),
+        ("Hardware", f"{nodes}{hardware.name}"),
+        ("Seed", str(recorded.get("run.seed", UNKNOWN))),
+    ]

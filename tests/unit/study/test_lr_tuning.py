@@ -9,7 +9,7 @@ import pytest
 
 from hlat.config.study import StudyConfig
 from hlat.report.__main__ import main as report
-from hlat.report.tuning_figures import build_tuning_figures
+from hlat.report.study_figures import build_tuning_figures
 from hlat.study.run_comparison import load_run_records
 from hlat.study.study_result import StudyResult, build_study_result
 

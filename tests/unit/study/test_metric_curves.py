@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from hlat.report.run_header import build_run_facts
+from hlat.report.report_writer import build_run_facts
 from hlat.study.metric_curves import (
     MAX_POINTS_PER_CURVE,
     Curve,

@@ -11,8 +11,8 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from hlat.report import __main__ as report
-from hlat.report import comparison_curves
-from hlat.report.comparison_curves import label_runs
+from hlat.report import comparison_writer
+from hlat.report.comparison_writer import label_runs
 from hlat.study import run_comparison
 from hlat.study.run_record import load_run_record
 from hlat.tracking import sweep_log as record
@@ -216,7 +216,7 @@ def test_curves_are_labelled_by_their_settings_and_seeds_are_a_band(tmp_path: Pa
         folder.joinpath("config.yaml").write_text(
             f"run: {{name: {folder.name}, seed: {seed}}}\noptimizer: {{lr: {lr}}}\n"
         )
-    loss, *_ = comparison_curves.build_comparison_panels(
+    loss, *_ = comparison_writer.build_comparison_panels(
         run_comparison.load_run_records([tmp_path])
     )
     labels = [(curve.label, curve.kind) for curve in loss.curves]
