@@ -23,7 +23,6 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 
-from hlat.figures.robust_range import compute_robust_range
 from hlat.study.metric_curves import (
     Curve,
     build_average_curves,
@@ -60,7 +59,7 @@ PALETTE_CSS = (
     f"@media (prefers-color-scheme: dark) {{ :root {{ {_DARK} }} }}\n"
 )
 """CSS variables of a page."""
-PAPER, INK, MUTED, _GRID, _SURFACE, *SERIES = (light for light, _ in _PALETTE.values())
+PAPER, INK, MUTED, _GRID, _, *SERIES = (light for light, _ in _PALETTE.values())
 CSS_VARIABLES = {light: f"--{name}" for name, (light, _) in _PALETTE.items()}
 _MAX_LABELS, _MAX_LABEL_ROWS = 40, 6
 """Number of curves up to which a legend has all labels, and rows of the legend of more curves."""
@@ -93,6 +92,8 @@ MATPLOTLIB_STYLE: dict[Any, Any] = {
 }
 _MAX_POINTS_WITH_MARKERS, _MAX_OUTLIER_MARKS = 40, 80
 _DPI = 200
+_MIN_VALUES, _QUANTILE, _REACH, _MIN_GAIN = 20, 0.05, 1.5, 1.5
+"""Constants of `compute_robust_range`."""
 
 
 @dataclass(frozen=True)
@@ -401,3 +402,20 @@ def _label_axes(axes: Axes, panel: Panel) -> None:
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
         axis.set_major_formatter(FuncFormatter(lambda value, _: format_short(value)))
+
+
+def compute_robust_range(values: NDArray[np.float64]) -> tuple[float, float] | None:
+    """Return the range of finite values without outliers; None if the whole range is suitable.
+
+    The range contains the values between two quantiles and, on both sides, a margin that is a
+    multiple of their distance. The script of the page computes the same range of the visible values
+    (`robustRange` in interactive_figures.js).
+    """
+    if len(values) < _MIN_VALUES:
+        return None
+    low, high = np.quantile(values, [_QUANTILE, 1 - _QUANTILE]).tolist()
+    smallest, largest = float(values.min()), float(values.max())
+    reach = _REACH * (high - low)
+    bottom, top = max(smallest, low - reach), min(largest, high + reach)
+    is_useful = reach > 0 and largest - smallest > _MIN_GAIN * (top - bottom)
+    return (bottom, top) if is_useful else None

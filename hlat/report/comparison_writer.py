@@ -57,37 +57,23 @@ def write_comparison(
     effect_figures = _build_result_figures(study) if study else []
     bands = study_figures.build_band_figures(records, study) if study else []
     write_figures(output_dir / "comparison", [*figures, *effect_figures, *bands])
-    headers, rows = run_comparison.build_comparison_table(records)
-    seed_headers, seed_rows = run_comparison.build_seed_table(records) or ([], [])
-    common_headers, common_rows = run_comparison.build_common_table(records) or ([], [])
-    effects = study_result.build_effect_table(study) if study else ([], [])
-    factors = study_result.build_factor_table(study) if study else ([], [])
-    points = study_result.build_point_table(study) if study else ([], [])
-    optima = lr_tuning.build_tuning_table(study.tunings) if study and study.tunings else ([], [])
     count = f"{len(records)} runs"
     content = render_page(
         TEMPLATES / "comparison.html.j2",
         title=f"Study of {count}" if study and study.design.question else "Comparison",
         name=(study and study.design.question) or count,
         facts=build_shared_facts(records),
-        columns=detect_columns(headers, rows),
-        rows=rows,
-        common_columns=detect_columns(common_headers, common_rows),
-        common_rows=common_rows,
-        seed_columns=detect_columns(seed_headers, seed_rows),
-        seed_rows=seed_rows,
+        runs=_style_table(run_comparison.build_comparison_table(records)),
+        common=_style_table(run_comparison.build_common_table(records)),
+        seeds=_style_table(run_comparison.build_seed_table(records)),
         study=study,
         study_result=study_result,
         study_figures=effect_figures,
-        effect_columns=detect_columns(*effects),
-        effect_rows=effects[1],
-        optimum_columns=detect_columns(*optima),
-        optimum_rows=optima[1],
+        effects=_style_table(study_result.build_effect_table(study) if study else None),
+        optima=_style_table(lr_tuning.build_tuning_table(study.tunings) if study else None),
         tuning_caption=lr_tuning.TUNING_CAPTION,
-        factor_columns=detect_columns(*factors),
-        factor_rows=factors[1],
-        point_columns=detect_columns(*points),
-        point_rows=points[1],
+        factors=_style_table(study_result.build_factor_table(study) if study else None),
+        points=_style_table(study_result.build_point_table(study) if study else None),
         untrained=untrained,
         figures=figures,
     )
@@ -98,6 +84,14 @@ def write_comparison(
         text = json.dumps(summary, indent=2, allow_nan=False) + "\n"
         replace_file(output_dir / "best_learning_rates.json", text.encode())
     return page
+
+
+def _style_table(
+    table: tuple[Sequence[str], Sequence[Sequence[str]]] | None,
+) -> tuple[list[tuple[str, str]], Sequence[Sequence[str]]]:
+    """Return the columns with their styles, and the rows; both are empty without a table."""
+    headers, rows = table or ([], [])
+    return detect_columns(headers, rows), rows
 
 
 def _build_result_figures(study: study_result.StudyResult) -> list[ReportFigure]:

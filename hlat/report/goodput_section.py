@@ -5,13 +5,10 @@ short attempts, which may show what failed, are visible. The duration of an atte
 label.
 """
 
-from typing import Any
+from functools import partial
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.patches import Patch
-
-from hlat.figures.report_figure import FIGURE_SIZE, INK, MUTED, PAPER, SERIES, ReportFigure
+from hlat.figures.report_figure import INK, MUTED, SERIES, ReportFigure
+from hlat.figures.share_bars import MIN_SHOWN_SHARE, Styles, draw_share_bars, format_shares
 from hlat.tracking.goodput import TIME_CATEGORIES, AttemptTime, TimeLedger
 from hlat.tracking.text_format import (
     UNKNOWN,
@@ -25,8 +22,7 @@ FIGURE_NAME = "time"
 """File name without extension."""
 MAX_ATTEMPTS = 12
 """Maximum number of attempts in the figure; the last ones are drawn."""
-_MIN_SHARE, _MIN_LABELLED_SHARE = 0.002, 0.08
-_CATEGORIES: dict[str, tuple[str, str, str | None]] = {
+_STYLES: Styles = {
     "startup": ("Start-up", SERIES[3], None),
     "preflight": ("Pre-flight", SERIES[3], "////"),
     "compile": ("Compile and warm-up", SERIES[4], None),
@@ -39,7 +35,7 @@ _CATEGORIES: dict[str, tuple[str, str, str | None]] = {
     "unaccounted": ("Unaccounted", INK, "...."),
 }
 """Label, colour and hatching by category; related categories share a colour."""
-_LABELS = {category: label for category, (label, *_) in _CATEGORIES.items()}
+_LABELS = {category: label for category, (label, *_) in _STYLES.items()}
 ATTEMPT_HEADERS = ("Attempt", "Start (UTC)", "Wall time", *_LABELS.values())
 
 
@@ -48,32 +44,17 @@ def build_goodput_figure(ledger: TimeLedger) -> ReportFigure:
     entries: list[AttemptTime | TimeLedger] = [ledger]
     if len(ledger.attempts) > 1:
         entries += ledger.attempts[-MAX_ATTEMPTS:]
-    shares = [_compute_shares(entry) for entry in entries]
-    categories = [c for c in _CATEGORIES if any(share[c] > _MIN_SHARE for share in shares)]
-
-    def draw() -> Figure:
-        height = 0.85 + 0.33 * len(entries) + 0.22 * -(-len(categories) // 2)
-        figure = Figure(figsize=(FIGURE_SIZE[0], height), layout="constrained")
-        axes = figure.add_subplot()
-        for row, share in enumerate(shares):
-            _draw_bar(axes, row, share)
-        axes.set_yticks(range(len(entries)), [_format_bar_label(entry) for entry in entries])
-        axes.invert_yaxis()
-        axes.set_xlim(0, 100)
-        axes.set_xlabel("% of wall time")
-        axes.grid(visible=False)
-        axes.spines["left"].set_visible(False)
-        axes.tick_params(axis="y", length=0)
-        patches = [
-            Patch(label=_LABELS[category], **_get_bar_style(category)) for category in categories
-        ]
-        figure.legend(handles=patches, loc="outside upper left", ncols=2, fontsize=9)
-        return figure
-
+    bars = [(_format_bar_label(entry), _compute_shares(entry)) for entry in entries]
+    categories = [c for c in _STYLES if any(shares[c] > MIN_SHOWN_SHARE for _, shares in bars)]
     caption = _format_accounting_note(ledger)
     if len(ledger.attempts) > MAX_ATTEMPTS:
         caption = f"The last {MAX_ATTEMPTS} of {len(ledger.attempts)} attempts. {caption}"
-    return ReportFigure(FIGURE_NAME, _format_alt_text(ledger), draw, caption=caption)
+    alt_text = (
+        f"Wall time of {format_duration(ledger.wall_seconds)} by category: "
+        f"{format_shares(_compute_shares(ledger), _STYLES)}."
+    )
+    draw = partial(draw_share_bars, bars, _STYLES, categories, "% of wall time")
+    return ReportFigure(FIGURE_NAME, alt_text, draw, caption=caption)
 
 
 def build_time_table(ledger: TimeLedger) -> list[tuple[str, ...]]:
@@ -116,33 +97,6 @@ def format_goodput_summary(ledger: TimeLedger) -> str:
         f"goodput {format_percent(100 * ledger.goodput)} over "
         f"{number} attempt{'s' * (number > 1)}; {lost} lost, {down} down"
     )
-
-
-def _format_alt_text(ledger: TimeLedger) -> str:
-    shares = [item for item in _compute_shares(ledger).items() if item[1] > _MIN_SHARE]
-    parts = ", ".join(
-        f"{_LABELS[category].lower()} {format_percent(100 * share)}"
-        for category, share in sorted(shares, key=lambda item: -item[1])
-    )
-    return f"Wall time of {format_duration(ledger.wall_seconds)} by category: {parts}."
-
-
-def _draw_bar(axes: Axes, row: int, shares: dict[str, float]) -> None:
-    left = 0.0
-    for category, share in shares.items():
-        if share <= 0:
-            continue
-        style = _get_bar_style(category)
-        axes.barh(row, 100 * share, left=100 * left, height=0.72, **style)
-        if share >= _MIN_LABELLED_SHARE and style["hatch"] is None:
-            middle, text = 100 * (left + share / 2), f"{100 * share:.0f}%"
-            axes.text(middle, row, text, color=PAPER, ha="center", va="center", fontsize=9)
-        left += share
-
-
-def _get_bar_style(category: str) -> dict[str, Any]:
-    _, colour, hatch = _CATEGORIES[category]
-    return {"facecolor": colour, "edgecolor": PAPER, "hatch": hatch, "linewidth": 0.7}
 
 
 def _format_bar_label(entry: AttemptTime | TimeLedger) -> str:

@@ -2,16 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from matplotlib.figure import Figure
-from matplotlib.patches import Patch
-
 from hlat.engine.step_account import TIME_CLASSES
-from hlat.figures.report_figure import FIGURE_SIZE, INK, MUTED, PAPER, SERIES, ReportFigure
+from hlat.figures.report_figure import INK, MUTED, SERIES, ReportFigure
+from hlat.figures.share_bars import Styles, draw_share_bars, format_shares
 from hlat.study.run_record import RunRecord
 from hlat.tracking.row_validation import is_finite_number
-from hlat.tracking.text_format import format_decimal, format_duration, format_percent
+from hlat.tracking.text_format import format_decimal, format_duration
 
 FIGURE_NAME = "profile"
 """File name without extension."""
@@ -19,20 +18,19 @@ MAX_PROFILES = 12
 """Maximum number of recorded steps in the figure and the table; the last ones are shown."""
 _FILE_ENDINGS = (".json.gz", "_operators.csv", "_modules.csv", "_account.json")
 """Ends of the names of the files of each recorded step."""
-_MIN_LABELLED_SHARE = 0.08
-_STYLES: dict[str, tuple[str, str | None]] = {
-    "matmuls": (SERIES[0], None),
-    "attention": (SERIES[2], None),
-    "elementwise": (SERIES[3], None),
-    "loss": (SERIES[4], None),
-    "optimizer": (SERIES[1], None),
-    "rounding": (SERIES[1], "////"),
-    "gradient_reduction": (MUTED, None),
-    "communication": (MUTED, "////"),
-    "other": (INK, "...."),
-    "python": (INK, None),
+_STYLES: Styles = {
+    "matmuls": (TIME_CLASSES["matmuls"][0], SERIES[0], None),
+    "attention": (TIME_CLASSES["attention"][0], SERIES[2], None),
+    "elementwise": (TIME_CLASSES["elementwise"][0], SERIES[3], None),
+    "loss": (TIME_CLASSES["loss"][0], SERIES[4], None),
+    "optimizer": (TIME_CLASSES["optimizer"][0], SERIES[1], None),
+    "rounding": (TIME_CLASSES["rounding"][0], SERIES[1], "////"),
+    "gradient_reduction": (TIME_CLASSES["gradient_reduction"][0], MUTED, None),
+    "communication": (TIME_CLASSES["communication"][0], MUTED, "////"),
+    "other": (TIME_CLASSES["other"][0], INK, "...."),
+    "python": (TIME_CLASSES["python"][0], INK, None),
 }
-"""Colour and hatching by class."""
+"""Label, colour and hatching by class."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +47,11 @@ class Profile:
     def total(self) -> float:
         """Duration of the step in seconds."""
         return sum(self.seconds.values())
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Fraction of the duration by class."""
+        return {name: self.seconds[name] / self.total for name in TIME_CLASSES}
 
 
 def read_profiles(record: RunRecord) -> list[Profile]:
@@ -68,34 +71,14 @@ def read_profiles(record: RunRecord) -> list[Profile]:
 def build_profile_figure(profiles: list[Profile]) -> ReportFigure:
     """Return a bar of the time by class for each recorded step."""
     classes = [name for name in TIME_CLASSES if any(one.seconds[name] > 0 for one in profiles)]
-
-    def draw() -> Figure:
-        height = 0.85 + 0.33 * len(profiles) + 0.22 * -(-len(classes) // 2)
-        figure = Figure(figsize=(FIGURE_SIZE[0], height), layout="constrained")
-        axes = figure.add_subplot()
-        for row, profile in enumerate(profiles):
-            left = 0.0
-            for name in classes:
-                share = profile.seconds[name] / profile.total
-                axes.barh(row, 100 * share, left=100 * left, height=0.72, **_get_style(name))
-                if share >= _MIN_LABELLED_SHARE and _STYLES[name][1] is None:
-                    middle, text = 100 * (left + share / 2), f"{100 * share:.0f}%"
-                    axes.text(middle, row, text, color=PAPER, ha="center", va="center", fontsize=9)
-                left += share
-        labels = [f"{one.label}, {format_duration(one.total)}" for one in profiles]
-        axes.set_yticks(range(len(profiles)), labels)
-        axes.invert_yaxis()
-        axes.set_xlim(0, 100)
-        axes.set_xlabel("% of the step")
-        axes.grid(visible=False)
-        axes.spines["left"].set_visible(False)
-        axes.tick_params(axis="y", length=0)
-        patches = [Patch(label=TIME_CLASSES[name][0], **_get_style(name)) for name in classes]
-        figure.legend(handles=patches, loc="outside upper left", ncols=2, fontsize=9)
-        return figure
-
+    bars = [(f"{one.label}, {format_duration(one.total)}", one.shares) for one in profiles]
+    alt_text = (
+        f"Time of {profiles[-1].label} by class of work: "
+        f"{format_shares(profiles[-1].shares, _STYLES)}."
+    )
     caption = "The classes add up to the duration of the step, which recording lengthens."
-    return ReportFigure(FIGURE_NAME, _format_alt_text(profiles[-1]), draw, caption=caption)
+    draw = partial(draw_share_bars, bars, _STYLES, classes, "% of the step")
+    return ReportFigure(FIGURE_NAME, alt_text, draw, caption=caption)
 
 
 def build_profile_table(profiles: list[Profile]) -> tuple[list[str], list[tuple[str, ...]]]:
@@ -140,18 +123,3 @@ def _format_cells(profiles: list[Profile], name: str) -> list[str]:
         share = format_decimal(100 * seconds / profile.total)
         cells += [format_decimal(1e3 * seconds), f"{share} %"]
     return cells
-
-
-def _format_alt_text(profile: Profile) -> str:
-    ordered = sorted(profile.seconds.items(), key=lambda item: -item[1])
-    parts = ", ".join(
-        f"{TIME_CLASSES[name][0].lower()} {format_percent(100 * seconds / profile.total)}"
-        for name, seconds in ordered
-        if seconds > 0.002 * profile.total
-    )
-    return f"Time of {profile.label} by class of work: {parts}."
-
-
-def _get_style(name: str) -> dict[str, Any]:
-    colour, hatch = _STYLES[name]
-    return {"facecolor": colour, "edgecolor": PAPER, "hatch": hatch, "linewidth": 0.7}

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hlat.figures.robust_range import compute_robust_range
+from hlat.figures.report_figure import compute_robust_range
 
 
 def test_outliers_do_not_determine_the_range() -> None:
