@@ -120,15 +120,12 @@ class SafeConfigLoader(ConfigLoaderImpl):
                 empty mapping, which has no effect.
         """
         overrides = [rename_override(override) for override in overrides]
-        empty = [override for override in overrides if _EMPTY_MAPPING.fullmatch(override)]
-        if empty:
-            raise ConfigError(
-                *(
-                    f"{override} has no effect, since mappings are merged; remove an entry with "
-                    f"~{override.partition('=')[0]}.NAME"
-                    for override in empty
-                )
-            )
+        raise_config_errors(
+            f"{override} has no effect, since mappings are merged; remove an entry with "
+            f"~{override.partition('=')[0]}.NAME"
+            for override in overrides
+            if _EMPTY_MAPPING.fullmatch(override)
+        )
         overrides = [
             _SINGLE_PATH.sub(r"\1=[\2]", word) if _SINGLE_PATH.fullmatch(word) else word
             for word in overrides

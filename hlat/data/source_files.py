@@ -9,7 +9,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hlat.config.config_errors import ConfigError
+from hlat.config.config_errors import ConfigError, raise_config_errors
 from hlat.data import embedded_corpus, row_index
 from hlat.storage import remote_files
 from hlat.storage.bounded_files import read_bounded
@@ -219,11 +219,8 @@ def _validate_manifest(config_key: str, directory: DataDirectory) -> None:
         for name, size in sizes.items()
         if found.get(name) != size
     }
-    if differences:
-        remedy = "as manifest.json beside it says; copy it again, or prepare the folder again"
-        raise ConfigError(
-            *(
-                f"{config_key}: {directory.location}/{name} {difference} {remedy}"
-                for name, difference in differences.items()
-            )
-        )
+    remedy = "as manifest.json beside it says; copy it again, or prepare the folder again"
+    raise_config_errors(
+        f"{config_key}: {directory.location}/{name} {difference} {remedy}"
+        for name, difference in differences.items()
+    )
