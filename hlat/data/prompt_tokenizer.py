@@ -146,8 +146,8 @@ def load_hugging_face_tokenizer(directory: Path) -> PromptTokenizer:
     path = directory / "tokenizer_config.json"
     try:
         config = load_json(path)
-        eos_token = _get_token_content(config["eos_token"])
-        bos_token = _get_token_content(config.get("bos_token"))
+        eos_token = get_token_content(config["eos_token"])
+        bos_token = get_token_content(config.get("bos_token"))
         add_bos_token = config.get("add_bos_token")
         if eos_token is None:
             raise KeyError("eos_token")
@@ -181,7 +181,7 @@ def find_added_bos_token(directory: Path) -> str | None:
         return None
 
 
-def _get_token_content(token: Any) -> str | None:
+def get_token_content(token: Any) -> str | None:
     """Return a token of tokenizer_config.json, a string or an object with `content`."""
     content = token.get("content") if isinstance(token, dict) else token
     return content if isinstance(content, str) else None

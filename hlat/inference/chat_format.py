@@ -17,6 +17,7 @@ from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from hlat.config.config_errors import ConfigError
+from hlat.data.prompt_tokenizer import get_token_content
 from hlat.inference.model_source import ModelSource
 from hlat.storage.bounded_files import read_bounded
 
@@ -77,7 +78,7 @@ def load_chat_format(source: ModelSource, name: str | None = None) -> ChatFormat
     if name is not None and name not in templates:
         names = f"only {', '.join(sorted(templates))}" if templates else "and no other"
         raise ConfigError(f"{source.location} has no chat template {name}, {names}")
-    tokens = {key: _get_content(files.tokenizer_config.get(key)) for key in _TOKEN_KEYS}
+    tokens = {key: get_token_content(files.tokenizer_config.get(key)) for key in _TOKEN_KEYS}
     return ChatFormat(
         templates.get(name or "default"),
         {key: token for key, token in tokens.items() if token is not None},
@@ -108,12 +109,6 @@ def _remove_end(text: str) -> str:
     if not end:
         raise ConfigError("the model's chat template removes the last message")
     return prompt.rstrip()
-
-
-def _get_content(token: Any) -> str | None:
-    """Return a token of tokenizer_config.json, a string or an object with `content`."""
-    content = token.get("content") if isinstance(token, dict) else token
-    return content if isinstance(content, str) else None
 
 
 def _raise_error(message: str) -> NoReturn:

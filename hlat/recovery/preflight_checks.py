@@ -11,6 +11,7 @@ from hlat.config.precision import RoundingMode
 from hlat.config.run import Config
 from hlat.engine.interface import DeviceReport, LinkReport
 from hlat.plan.memory_estimate import estimate_memory
+from hlat.tracking.text_format import format_gib
 
 
 class Consequence(Enum):
@@ -135,8 +136,8 @@ def check_disk_space(
         return []
     checkpoints = "the next checkpoint takes" if has_checkpoint else "two checkpoints take"
     sentence = (
-        f"run.root: {directory} has {_format_gib(free_bytes)} GiB free on {host}, and "
-        f"{checkpoints} {_format_gib(required)}; free some, or set run.root or "
+        f"run.root: {directory} has {format_gib(free_bytes)} GiB free on {host}, and "
+        f"{checkpoints} {format_gib(required)}; free some, or set run.root or "
         "checkpoint.destination to a larger disk"
     )
     return [Finding(host, 0, "disk", free_bytes, required, sentence, CONSEQUENCES["disk"])]
@@ -202,8 +203,8 @@ def _check_rank(config: Config, report: RankReport) -> Iterator[Finding]:
     free, required = device.free_bytes, estimate_memory(config).total
     if free is not None and device.total_bytes is not None and free < required:
         sentence = (
-            f"{prefix}{_format_gib(free)} of {_format_gib(device.total_bytes)} GiB are free on "
-            f"{device.device}, and the run takes {_format_gib(required)}: another process uses it"
+            f"{prefix}{format_gib(free)} of {format_gib(device.total_bytes)} GiB are free on "
+            f"{device.device}, and the run takes {format_gib(required)}: another process uses it"
         )
         yield report.build_finding("memory", free, required, sentence)
     limit, num_files = report.open_files, compute_required_open_files(config.num_processes)
@@ -275,7 +276,3 @@ def _check_leftover_processes(reports: list[RankReport]) -> Iterator[Finding]:
                 "attempt at this run and may still use its devices; kill them"
             )
             yield report.build_finding("left_over", len(pids), 0, sentence)
-
-
-def _format_gib(size: float) -> str:
-    return f"{size / 2**30:,.2f}"

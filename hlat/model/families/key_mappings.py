@@ -77,10 +77,7 @@ class KeyValueHeadsKey:
 
     default: int | None
 
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """Key of config.json."""
-        return ("num_key_value_heads",)
+    keys = ("num_key_value_heads",)
 
     def parse(self, config: HFConfig) -> Settings:
         """Return the number of key/value heads."""
@@ -103,10 +100,7 @@ class HeadDimKey:
 
     default: int | None = None
 
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """Key of config.json."""
-        return ("head_dim",)
+    keys = ("head_dim",)
 
     def parse(self, config: HFConfig) -> Settings:
         """Return the size of a head, or None if it is the quotient."""
@@ -156,10 +150,7 @@ class ActivationKey:
 class AttentionBiasKey:
     """attention_bias: biases of all four projections of attention."""
 
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """Key of config.json."""
-        return ("attention_bias",)
+    keys = ("attention_bias",)
 
     def parse(self, config: HFConfig) -> Settings:
         """Return the biases."""
@@ -174,10 +165,7 @@ class AttentionBiasKey:
 class QueryScaleKey:
     """query_pre_attn_scalar: the attention scores are divided by its square root (Gemma)."""
 
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """Key of config.json."""
-        return ("query_pre_attn_scalar",)
+    keys = ("query_pre_attn_scalar",)
 
     def parse(self, config: HFConfig) -> Settings:
         """Return the factor of the attention scores."""

@@ -140,10 +140,8 @@ class LayerTypeKeys:
 class RotaryLayerKeys:
     """no_rope_layers: 1 for layers with rotary embedding and 0 for layers without (SmolLM3)."""
 
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """List, and the interval that replaces it."""
-        return ("no_rope_layers", "no_rope_layer_interval")
+    keys = ("no_rope_layers", "no_rope_layer_interval")
+    """List, and the interval that replaces it."""
 
     def parse(self, config: HFConfig) -> Settings:
         """Return the pattern of the layers."""

@@ -25,10 +25,7 @@ class ExpertCountKey:
 
     default: int
 
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """Keys of config.json."""
-        return "num_local_experts", "num_experts"
+    keys = ("num_local_experts", "num_experts")
 
     def parse(self, config: HFConfig) -> Settings:
         """Return the number of experts."""
@@ -50,10 +47,7 @@ class ExpertSizeKey:
 
     default: int
 
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """Key of config.json."""
-        return ("moe_intermediate_size",)
+    keys = ("moe_intermediate_size",)
 
     def parse(self, config: HFConfig) -> Settings:
         """Return the width of an expert."""

@@ -70,10 +70,8 @@ class RotaryKeys:
 
     default_theta: float = 10000.0
 
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """Keys of transformers 4 and 5."""
-        return ("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor")
+    keys = ("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor")
+    """Keys of transformers 4 and 5."""
 
     def parse(self, config: HFConfig) -> Settings:
         """Return the settings; rope_scaling and rope_parameters must agree."""
