@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class RequiredKey:
+class _SettingKey:
     """A key of config.json with the value of a setting."""
 
     key: str
@@ -27,34 +27,30 @@ class RequiredKey:
         """Key of config.json."""
         return (self.key,)
 
+    def build(self, model: ModelConfig) -> dict[str, Any]:
+        """Return the key."""
+        return {self.key: attrgetter(self.setting)(model)}
+
+
+class RequiredKey(_SettingKey):
+    """A key that config.json must contain."""
+
     def parse(self, config: HFConfig) -> Settings:
         """Return the setting."""
         if config.get(self.key) is None:
             raise ConfigError(f"config.json has no {self.key}")
         return {self.setting: get_number(config, self.key, self.value_type)}
 
-    def build(self, model: ModelConfig) -> dict[str, Any]:
-        """Return the key."""
-        return {self.key: attrgetter(self.setting)(model)}
-
 
 @dataclass(frozen=True)
-class OptionalKey:
+class OptionalKey(_SettingKey):
     """A key of config.json with the value of a setting, and a default value.
 
     If `is_nullable`, null is a value of the setting; otherwise it means the default.
     """
 
-    key: str
-    setting: str
-    value_type: type
     default: Any
     is_nullable: bool = False
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """Key of config.json."""
-        return (self.key,)
 
     def parse(self, config: HFConfig) -> Settings:
         """Return the setting."""
@@ -62,10 +58,6 @@ class OptionalKey:
             return {self.setting: get_number(config, self.key, self.value_type)}
         is_null = self.is_nullable and self.key in config
         return {self.setting: None if is_null else self.default}
-
-    def build(self, model: ModelConfig) -> dict[str, Any]:
-        """Return the key."""
-        return {self.key: attrgetter(self.setting)(model)}
 
 
 @dataclass(frozen=True)
