@@ -21,7 +21,7 @@ from omegaconf import DictConfig
 
 from hlat.config import entry_point, frozen_config
 from hlat.config.argument_parser import CommandLineParser, run_command
-from hlat.config.config_errors import ConfigError, ExitCode
+from hlat.config.config_errors import ConfigError, ExitCode, raise_config_errors
 from hlat.config.engine_capabilities import ENGINE_CAPABILITIES
 from hlat.config.resolve import resolve_config
 from hlat.config.run import Config
@@ -140,8 +140,8 @@ def _manage_cache(arguments: argparse.Namespace) -> ExitCode:
 
 
 def _merge_caches(sources: list[Path], target: Path) -> ExitCode:
-    if empty := [source for source in sources if not neuron_compile_cache.list_modules(source)]:
-        raise ConfigError(*(f"{source} has no neuronxcc-*/MODULE_*" for source in empty))
+    empty = [source for source in sources if not neuron_compile_cache.list_modules(source)]
+    raise_config_errors(f"{source} has no neuronxcc-*/MODULE_*" for source in empty)
     with closing(
         ProgressBar("merging", neuron_compile_cache.compute_merge_bytes(sources, target))
     ) as progress:

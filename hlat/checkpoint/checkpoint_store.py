@@ -44,7 +44,7 @@ from hlat.checkpoint.checkpoint_manifest import (
 )
 from hlat.checkpoint.checkpoint_signature import Signer
 from hlat.checkpoint.slice_record import SliceRecord, format_rank_file
-from hlat.config.config_errors import ConfigError
+from hlat.config.config_errors import raise_config_errors
 from hlat.distributed.object_group import (
     ObjectGroup,
     SingleRankGroup,
@@ -132,8 +132,7 @@ def load_checkpoint(
         StorageUnavailableError: If a request to the store fails; raised by every reader here.
     """
     manifest, shards = manifest or _load_committed_manifest(path), list(shards)
-    if problems := [*filter(None, (_find_mismatch(path, manifest, shard) for shard in shards))]:
-        raise ConfigError(*problems)
+    raise_config_errors(filter(None, (_find_mismatch(path, manifest, shard) for shard in shards)))
     reader = safetensors_file.SafetensorsReader(path, manifest.tensors)
     with reader, torch.no_grad():
         for shard in shards:

@@ -1,6 +1,7 @@
 """Configuration errors, and the exit codes that launchers rely on."""
 
 import re
+from collections.abc import Iterable
 from enum import IntEnum
 
 _CONTROL_CHARACTERS = re.compile(
@@ -41,6 +42,12 @@ class ConfigError(ValueError):
     def __init__(self, *problems: str) -> None:
         self.problems = tuple(map(escape_control_characters, problems))
         super().__init__("\n".join(self.problems))
+
+
+def raise_config_errors(problems: Iterable[str]) -> None:
+    """Raise ConfigError with all problems, if there are any."""
+    if listed := [*problems]:
+        raise ConfigError(*listed)
 
 
 def escape_control_characters(text: str) -> str:

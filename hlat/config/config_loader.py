@@ -28,7 +28,7 @@ from omegaconf.errors import OmegaConfBaseException
 from hlat.config import extensions, launcher_plugins, yaml_loader
 from hlat.config.components import list_group_choices
 from hlat.config.config_copies import CopiedConfig
-from hlat.config.config_errors import ConfigError
+from hlat.config.config_errors import ConfigError, raise_config_errors
 from hlat.config.hydra_config_security import find_code_references, validate_search_path
 from hlat.config.lr_grid import add_lr_axis
 from hlat.config.optimizer import RENAMED_PRESETS
@@ -133,8 +133,7 @@ class SafeConfigLoader(ConfigLoaderImpl):
         config = self._compose(
             config_name, overrides, run_mode, from_shell, validate_sweep_overrides
         )
-        if problems := list(find_code_references(config)):
-            raise ConfigError(*problems)
+        raise_config_errors(find_code_references(config))
         extensions.list_loaded(config.get(extensions.KEY) or ())
         if run_mode is RunMode.MULTIRUN and validate_sweep_overrides:
             launcher_plugins.register_launchers()

@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from hlat.config.conditions import are_met, resolve_references
-from hlat.config.config_errors import ConfigError
+from hlat.config.config_errors import ConfigError, raise_config_errors
 from hlat.config.engine import EngineBackend
 from hlat.config.run import Config
 from hlat.config.yaml_loader import YAML_LOADER
@@ -142,8 +142,7 @@ def find_unsupported_components(config: Config, engine: EngineBackend) -> Iterat
 
 def validate_decoding(config: Config) -> None:
     """Raise ConfigError if the configured engine cannot decode with the configured layout."""
-    if problems := [*_find_decoding_violations(config, "decoding")]:
-        raise ConfigError(*problems)
+    raise_config_errors(_find_decoding_violations(config, "decoding"))
 
 
 def validate_device(config: Config, device_type: str) -> None:

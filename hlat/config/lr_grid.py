@@ -7,7 +7,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from hlat.config.bounds import find_bounds_violations
-from hlat.config.config_errors import ConfigError
+from hlat.config.config_errors import ConfigError, raise_config_errors
 from hlat.config.study import LrGridConfig
 
 LR_KEY = "optimizer.lr"
@@ -55,8 +55,7 @@ def list_rates(grid: LrGridConfig, preset_rate: float) -> list[float]:
     Raises:
         ConfigError: The grid has fewer than three rates, or a value is out of bounds.
     """
-    if problems := [*find_bounds_violations(grid, "study.lr_grid.")]:
-        raise ConfigError(*problems)
+    raise_config_errors(find_bounds_violations(grid, "study.lr_grid."))
     assert grid.factor is not None, "add_lr_axis checks it"
     if grid.below + grid.above < 2:
         raise ConfigError(

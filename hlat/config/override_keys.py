@@ -5,7 +5,7 @@ Hydra uses the last of several values for a key without a message.
 
 from collections.abc import Mapping, Sequence
 
-from hlat.config.config_errors import ConfigError
+from hlat.config.config_errors import raise_config_errors
 
 
 def parse_override_key(argument: str) -> str | None:
@@ -28,8 +28,7 @@ def find_repeated_keys(arguments: Sequence[str]) -> list[str]:
 
 def validate_distinct_keys(arguments: Sequence[str]) -> None:
     """Raise ConfigError if arguments set a key more than once."""
-    if problems := find_repeated_keys(arguments):
-        raise ConfigError(*problems)
+    raise_config_errors(find_repeated_keys(arguments))
 
 
 def merge_overrides(defaults: Sequence[str], overrides: Sequence[str]) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any, cast
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from hlat.config.config_errors import ConfigError
+from hlat.config.config_errors import raise_config_errors
 from hlat.config.config_validation import VALIDATORS
 from hlat.config.hydra_errors import build_unknown_key_error
 from hlat.config.run import Config
@@ -26,8 +26,7 @@ def resolve_config(composed: DictConfig) -> Config:
         ConfigError: Unknown keys, missing values, or one line for each problem.
     """
     config = convert_to_dataclasses(composed)
-    if problems := [problem for validate in VALIDATORS for problem in validate(config)]:
-        raise ConfigError(*problems)
+    raise_config_errors([problem for validate in VALIDATORS for problem in validate(config)])
     if config.run.name is None:
         run = dataclasses.replace(config.run, name=build_default_run_name(config))
         config = dataclasses.replace(config, run=run)
@@ -45,9 +44,8 @@ def convert_to_dataclasses(composed: DictConfig) -> Config:
     try:
         return cast(Config, OmegaConf.to_object(composed))
     except OmegaConfBaseException:
-        if missing := OmegaConf.missing_keys(composed):
-            problems = [f"{key} is not set; give it a value" for key in sorted(missing)]
-            raise ConfigError(*problems) from None
+        missing = sorted(OmegaConf.missing_keys(composed))
+        raise_config_errors(f"{key} is not set; give it a value" for key in missing)
         raise
 
 

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 from tqdm import tqdm
 
-from hlat.config.config_errors import ConfigError
+from hlat.config.config_errors import ConfigError, raise_config_errors
 from hlat.data import arrow_conversion, row_index, text_column
 from hlat.data.arrow_conversion import IndexedFile
 from hlat.data.file_content import FileContent
@@ -237,6 +237,5 @@ def _index_files(
             indexed[file] = IndexedFile(Path(file.location), index)
         if len(problems) >= MAX_UNREADABLE_FILES:
             break
-    if problems:
-        raise ConfigError(*problems)
+    raise_config_errors(problems)
     return indexed

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from hlat.config.config_errors import ConfigError
+from hlat.config.config_errors import ConfigError, raise_config_errors
 from hlat.config.run_identity import compare_data_settings, list_allowed_keys
 from hlat.data.batch_reader import StreamStates
 from hlat.data.data_mixture import MixtureStage
@@ -56,8 +56,7 @@ def compare_fingerprints(
             f"the checkpoint's data state lacks streams {', '.join(missing)} of this rank; "
             "merge the states of all ranks that wrote it"
         )
-    if problems:
-        raise ConfigError(*problems)
+    raise_config_errors(problems)
     return accepted
 
 

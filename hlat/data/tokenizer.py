@@ -13,7 +13,7 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
-from hlat.config.config_errors import ConfigError
+from hlat.config.config_errors import ConfigError, raise_config_errors
 from hlat.config.data import DataConfig, EncoderLibrary
 from hlat.data import encoder_parity, tokenizer_probe, tokenizer_round_trip
 from hlat.data.document_chunks import build_document_chunker
@@ -148,8 +148,7 @@ class Tokenizer:
                 f"get the ids of these control tokens; make them special in the added_tokens of "
                 f"{path} and remove them from its model, or make them not special"
             )
-        if problems:
-            raise ConfigError(*problems)
+        raise_config_errors(problems)
 
     def _validate_keeps_text(self, max_lost_text: float) -> None:
         """Raise ConfigError if each of `encoder_parity.TEXTS` loses more than `max_lost_text`."""

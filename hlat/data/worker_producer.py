@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 import hlat
 from hlat.config.batch import BatchConfig
-from hlat.config.config_errors import ConfigError
+from hlat.config.config_errors import raise_config_errors
 from hlat.config.config_json import serialize_sections
 from hlat.config.data import DataConfig
 from hlat.config.phase import PhaseConfig
@@ -129,8 +129,7 @@ class _WorkerProcess:
         line = self._process.stdout.readline()
         if not line:
             raise WorkerDiedError(_format_exit_reason(self._process.wait()))
-        if problems := json.loads(line):
-            raise ConfigError(*problems)
+        raise_config_errors(json.loads(line))
         return self._slots["tokens"][slot], self._slots["states"][slot]
 
     def close(self) -> None:

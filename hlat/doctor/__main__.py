@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 
 from hlat.config import entry_point
 from hlat.config.argument_parser import run_and_exit
-from hlat.config.config_errors import ConfigError, ExitCode
+from hlat.config.config_errors import ExitCode, raise_config_errors
 from hlat.config.resolve import resolve_config
 from hlat.config.run import Config
 from hlat.distributed import exit_record, rank_environment
@@ -70,8 +70,7 @@ def _validate_check_names(names: Sequence[str]) -> None:
         for name in names
         if name not in known
     ]
-    if problems:
-        raise ConfigError(*problems)
+    raise_config_errors(problems)
 
 
 def run_doctor(composed: DictConfig, names: Sequence[str] = ()) -> ExitCode:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from hlat.config.config_errors import ConfigError
+from hlat.config.config_errors import ConfigError, raise_config_errors
 from hlat.evaluate import evaluation_results, humaneval
 from hlat.evaluate.command_broadcast import CommandBroadcaster
 from hlat.evaluate.eval_request import EvalRequest
@@ -71,8 +71,7 @@ def _validate_settings_used(request: EvalRequest, tasks: Mapping[str, Any]) -> N
     ]
     if settings.gen_kwargs and all(task.OUTPUT_TYPE != "generate_until" for task in tasks.values()):
         problems.append("gen_kwargs= has no effect, since no task generates text; remove it")
-    if problems:
-        raise ConfigError(*problems)
+    raise_config_errors(problems)
 
 
 def load_prompt_format(request: EvalRequest, source: ModelSource) -> PromptFormat:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hlat.config.argument_parser import build_list_parser, parse_positive_int
-from hlat.config.config_errors import ConfigError
+from hlat.config.config_errors import raise_config_errors
 
 DEFAULT_SEEDS = (0, 1234, 1234, 1234)
 """Default seeds of the harness: Python, NumPy, torch, and the few-shot examples."""
@@ -94,8 +94,7 @@ class HarnessSettings:
             problems.append("fewshot_as_multiturn=true needs apply_chat_template=true")
         if self.doc_ids and limit is not None:
             problems.append(f"doc_ids= and limit={limit} both select documents; remove one")
-        if problems:
-            raise ConfigError(*problems)
+        raise_config_errors(problems)
 
 
 def validate_generation_settings(settings: Mapping[str, Any]) -> None:
@@ -103,8 +102,7 @@ def validate_generation_settings(settings: Mapping[str, Any]) -> None:
     problems = _find_unsupported(settings)
     if settings.get("do_sample") and not float(settings.get("temperature") or 0.0) > 0:
         problems.append("do_sample=true needs a temperature above 0; set do_sample=false")
-    if problems:
-        raise ConfigError(*problems)
+    raise_config_errors(problems)
 
 
 def _find_unsupported(settings: Mapping[str, Any]) -> list[str]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from hlat.config.config_errors import ConfigError
+from hlat.config.config_errors import ConfigError, raise_config_errors
 from hlat.evaluate.harness_settings import HarnessSettings, validate_generation_settings
 from hlat.evaluate.paper_tasks import TASK_SETS, TaskSpec, list_tasks
 from hlat.evaluate.user_tasks import UserTasks, is_local_data, is_task_file
@@ -74,8 +74,7 @@ class TaskLoader:
                 specs.update({spec.name: spec for spec in self._resolve_name(name, shots, specs)})
             except ConfigError as error:
                 problems += error.problems
-        if problems:
-            raise ConfigError(*problems)
+        raise_config_errors(problems)
         return [*specs.values()]
 
     def _resolve_name(

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from hlat.config.config_errors import ConfigError
+from hlat.config.config_errors import ConfigError, raise_config_errors
 
 _TASK_FILE_SUFFIXES = (".yaml", ".yml")
 _STRUCTURAL_KEYS = {"class", "group", "include", "tag", "task_list"}
@@ -123,8 +123,7 @@ class UserTasks:
             yield
             return
         file = self.files.get(name) or self._manager.task_index[name].yaml_path or self.include_path
-        if problems := _find_config_problems(config):
-            raise ConfigError(*(f"{file}: {problem}" for problem in problems))
+        raise_config_errors(f"{file}: {problem}" for problem in _find_config_problems(config))
         try:
             yield
         except ConfigError:

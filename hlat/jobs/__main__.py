@@ -9,7 +9,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from hlat.config.argument_parser import CommandLineParser, run_and_exit, run_command
-from hlat.config.config_errors import ConfigError, ExitCode
+from hlat.config.config_errors import ConfigError, ExitCode, raise_config_errors
 from hlat.jobs.job_table import (
     JobRow,
     cancel_job_rows,
@@ -133,8 +133,7 @@ def _resubmit(job_rows: list[JobRow]) -> int:
         for row in job_rows
         if row.active_job_ids
     ]
-    if active:
-        raise ConfigError(*active)
+    raise_config_errors(active)
     groups: dict[tuple[Path, bool], list[JobRow]] = {}
     for row in job_rows:
         submission = row.submission_dir.load()

@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from hlat.config.compose import LOCAL_LAUNCHERS, compose_config
-from hlat.config.config_errors import ConfigError, ExitCode
+from hlat.config.config_errors import ConfigError, ExitCode, raise_config_errors
 from hlat.evaluate.lm_eval_tasks import TaskLoader, validate_harness_installed
 from hlat.evaluate.paper_tasks import OWN_TASKS
 from hlat.jobs.campaign_file import Campaign
@@ -128,5 +128,4 @@ def validate_tasks(campaign: Campaign, is_local: bool) -> None:
             loader.resolve_tasks(names if is_installed else [], stage.shots)
         except ConfigError as error:
             problems += [f"stages.{stage.name}: {problem}" for problem in error.problems]
-    if problems:
-        raise ConfigError(*problems)
+    raise_config_errors(problems)

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from types import FrameType
 
-from hlat.config.config_errors import ConfigError, ExitCode
+from hlat.config.config_errors import ExitCode, raise_config_errors
 from hlat.config.entry_point import build_module_command, get_user_environment
 from hlat.distributed.process_signals import DUMP_SIGNAL
 from hlat.jobs.campaign_state import LOCAL, CampaignLog, StageState, StageStatus
@@ -30,8 +30,7 @@ def validate_no_submitted(jobs: Sequence[StageJob], statuses: Mapping[str, Stage
         for job in jobs
         if statuses[job.name].state in active
     ]
-    if problems:
-        raise ConfigError(*problems)
+    raise_config_errors(problems)
 
 
 class LocalStages:

@@ -11,7 +11,7 @@ from pathlib import Path
 from hlat.checkpoint.checkpoint_directory import format_step_name, parse_step
 from hlat.checkpoint.start_validation import build_last_state, find_start_problems
 from hlat.config.batch_steps import count_steps, count_tokens
-from hlat.config.config_errors import ConfigError
+from hlat.config.config_errors import ConfigError, raise_config_errors
 from hlat.config.run import Config
 from hlat.config.run_steps import compute_total_steps, is_milestone
 from hlat.jobs.campaign_file import CampaignStage
@@ -95,8 +95,8 @@ def validate_continues(name: str, source: Config, step: int, config: Config) -> 
     path = f"the checkpoint of step {step:,} of {name}"
     tokens = count_tokens(step, source.batch)
     state = replace(build_last_state(source), step=step, tokens=tokens)
-    if problems := find_start_problems(config, state, path):
-        raise ConfigError(*(f"start_from={name}: {problem}" for problem in problems))
+    problems = find_start_problems(config, state, path)
+    raise_config_errors(f"start_from={name}: {problem}" for problem in problems)
 
 
 def validate_retention(steps: Sequence[int], name: str, config: Config) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hlat.config.command_job import build_job_dir
 from hlat.config.compose import compose_config
-from hlat.config.config_errors import ConfigError
+from hlat.config.config_errors import ConfigError, raise_config_errors
 from hlat.config.frozen_config import format_config
 from hlat.config.model_overrides import format_override
 from hlat.config.override_keys import merge_overrides, parse_override_key
@@ -77,8 +77,7 @@ def expand_campaign(campaign: Campaign) -> ExpandedCampaign:
             expander.invalid.add(stage.name)
             problems += [f"stages.{stage.name}: {problem}" for problem in error.problems]
     problems += _find_duplicates(expander.jobs)
-    if problems:
-        raise ConfigError(*problems)
+    raise_config_errors(problems)
     return ExpandedCampaign(campaign, tuple(expander.jobs), expander.configs)
 
 

@@ -21,7 +21,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hlat.config.config_errors import ConfigError
+from hlat.config.config_errors import ConfigError, raise_config_errors
 from hlat.config.untrusted_files import load_untrusted_yaml
 
 FloatOrArray = TypeVar("FloatOrArray", float, NDArray[np.float64])
@@ -146,8 +146,7 @@ def build_scenario(
 def validate_scenario(scenario: FailureScenario, num_trials: int) -> None:
     """Raise ConfigError if the formulas do not apply or the simulation would not end."""
     problems = _find_save_problems(scenario) + _find_endless_run_problems(scenario, num_trials)
-    if problems:
-        raise ConfigError(*problems)
+    raise_config_errors(problems)
 
 
 def compute_goodput(scenario: FailureScenario, interval_s: float) -> float:

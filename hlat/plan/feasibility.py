@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from hlat.config.config_errors import ConfigError
+from hlat.config.config_errors import ConfigError, raise_config_errors
 from hlat.config.model import ModelConfig
 from hlat.config.run import Config
 from hlat.engine.neuron import neuron_environment
@@ -17,8 +17,7 @@ def validate_feasibility(config: Config) -> None:
         *_find_memory_problems(config),
         *_find_init_from_problems(config),
     ]
-    if problems:
-        raise ConfigError(*problems)
+    raise_config_errors(problems)
 
 
 def validate_vocab_size(model: ModelConfig, tokenizer_size: int) -> None:

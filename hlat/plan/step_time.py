@@ -15,7 +15,7 @@ import math
 from dataclasses import dataclass
 
 from hlat.config import mfu
-from hlat.config.config_errors import ConfigError
+from hlat.config.config_errors import ConfigError, raise_config_errors
 from hlat.config.engine import EngineBackend
 from hlat.config.parallelism import ActivationCheckpointing, PipelineSchedule
 from hlat.config.precision import Dtype
@@ -141,8 +141,8 @@ def compute_achieved_speed(config: Config, efficiency: HardwareEfficiency) -> Ac
         "link_gb_per_s": hardware.link_gb_per_s,
         "network_gbit_per_s": hardware.network_gbit_per_s,
     }
-    if missing := [key for key, peak in peaks.items() if peak is None]:
-        raise ConfigError(*(f"hardware.{key} is unknown, so is the step time" for key in missing))
+    missing = [key for key, peak in peaks.items() if peak is None]
+    raise_config_errors(f"hardware.{key} is unknown, so is the step time" for key in missing)
     flops, memory, link, network = (peak or 0.0 for peak in peaks.values())
     return AchievedSpeed(
         flops=flops * efficiency.compute,

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 
 from fsspec.implementations.local import LocalFileSystem
 
-from hlat.config.config_errors import ConfigError
+from hlat.config.config_errors import ConfigError, raise_config_errors
 from hlat.data import source_files
 from hlat.prepare import hub_datasets
 from hlat.prepare.file_formats import SUPPORTED_FORMATS, detect_format, is_data_file, parse_name
@@ -82,8 +82,7 @@ def find_input_files(
             problems.append(_format_no_match(pattern, listed))
         others |= {file.path: file for file in listed}
     problems += _find_duplicates(inputs)
-    if problems:
-        raise ConfigError(*problems)
+    raise_config_errors(problems)
     if skipped is not None:
         skipped += [file for path, file in sorted(others.items()) if path not in inputs]
     return sorted(inputs.values(), key=lambda file: file.location)

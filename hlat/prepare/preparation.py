@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from typing import Any, TextIO
 
-from hlat.config.config_errors import ConfigError
+from hlat.config.config_errors import ConfigError, raise_config_errors
 from hlat.prepare import conversion_job, corpus_manifest, job_pool
 from hlat.prepare.conversion_job import ConversionJob
 from hlat.prepare.corpus_manifest import CorpusManifest, write_json
@@ -101,8 +101,7 @@ def _validate_manifest(source: PreparationSource, manifest: CorpusManifest) -> N
         for record, file in zip(manifest.inputs, source.inputs, strict=True)
         if (file.num_bytes, file.version) != (record.bytes, record.version)
     ]
-    if changed:
-        raise ConfigError(*changed)
+    raise_config_errors(changed)
 
 
 def _validate_settings(source: PreparationSource, previous: dict[str, Any]) -> None:
@@ -120,8 +119,7 @@ def _validate_settings(source: PreparationSource, previous: dict[str, Any]) -> N
             f"{source.directory}: was started with {name} {then or 'not given'}, not with "
             f"{now or 'not given'}; choose another output=, or delete the directory"
         )
-    if problems:
-        raise ConfigError(*problems)
+    raise_config_errors(problems)
 
 
 def _format_difference(inputs: list[str], others: list[str]) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hlat.checkpoint import checkpoint_directory
-from hlat.config.config_errors import ConfigError, ExitCode, MissingDeviceError
+from hlat.config.config_errors import ConfigError, ExitCode, MissingDeviceError, raise_config_errors
 from hlat.config.engine import EngineBackend
 from hlat.config.hardware import HardwareConfig
 from hlat.config.run import Config
@@ -69,8 +69,7 @@ def run_preflight(config: Config, run_dir: Path, engine: Engine) -> bool:
         failed += _check_disk(config, run_dir, report.host)
         result = _record_results(config, run_dir, reports, failed, time.perf_counter() - start)
     problems, healthy = broadcast_object(group, result)
-    if problems:
-        raise ConfigError(*problems)
+    raise_config_errors(problems)
     if not healthy:
         engine.close()
     return bool(healthy)

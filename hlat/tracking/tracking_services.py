@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from hlat.config.config_errors import ConfigError
+from hlat.config.config_errors import raise_config_errors
 from hlat.config.run import Config
 from hlat.config.tracking import TrackingService
 from hlat.storage.durable_files import replace_file
@@ -33,8 +33,7 @@ def validate_installed_services(config: Config) -> None:
         for service in config.tracking.services
         if not _is_installed(service.value)
     ]
-    if problems:
-        raise ConfigError(*problems)
+    raise_config_errors(problems)
 
 
 def load_service_run_ids(

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hlat.config.bounds import find_bounds_violations
-from hlat.config.config_errors import ConfigError
+from hlat.config.config_errors import ConfigError, raise_config_errors
 from hlat.config.run import Config
 from hlat.distributed import rank_environment
 from hlat.engine.neuron.neuron_environment import build_neuron_environment
@@ -80,8 +80,7 @@ def validate_kubernetes_settings(settings: KubernetesLauncherConfig) -> None:
         *_find_metadata_problems(settings),
         *_find_scheduling_problems(settings),
     ]
-    if problems:
-        raise ConfigError(*problems)
+    raise_config_errors(problems)
 
 
 def validate_kubernetes_jobs(configs: Sequence[Config], settings: KubernetesLauncherConfig) -> None:

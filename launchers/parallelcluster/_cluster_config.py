@@ -12,7 +12,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from hlat.config.compiler import CompilerConfig
-from hlat.config.config_errors import ConfigError
+from hlat.config.config_errors import ConfigError, raise_config_errors
 from hlat.config.hardware import HardwareConfig
 
 from .._job_spec import NODE_TYPES, Accelerator, NodeType
@@ -42,8 +42,7 @@ def build_cluster_config(
             f"hardware.name={hardware.name} is not a known instance type; use hardware=trn1_32xl, "
             "trn1n_32xl, trn2_48xl, trn2u_48xl, a100_p4d, h100_p5, h200_p5e or h200_p5en"
         )
-    if problems := find_site_problems(site, hardware):
-        raise ConfigError(*problems)
+    raise_config_errors(find_site_problems(site, hardware))
     node_type = NODE_TYPES[hardware.name]
     release = _find_neuron_release(hardware, compiler, node_type)
     devices = (node_type.accelerator.value, node_type.num_chips, node_type.num_efa_interfaces)

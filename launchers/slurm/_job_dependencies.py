@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hlat.config.command_job import CommandJob
-from hlat.config.config_errors import ConfigError
+from hlat.config.config_errors import ConfigError, raise_config_errors
 from hlat.jobs import slurm_commands
 from hlat.jobs.held_jobs import HeldJobs, has_checkpoint
 from hlat.jobs.job_table import load_job_rows
@@ -46,8 +46,7 @@ def resolve_dependencies(
             held_jobs = HeldJobs(Path.cwd() / path)
         elif job_id is not None:
             job_ids.append(job_id)
-    if problems:
-        raise ConfigError(*problems)
+    raise_config_errors(problems)
     options = {**settings.options, **({} if held_jobs is None else {"hold": True})}
     if job_ids:
         given = options.get("dependency")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hlat.config.bounds import bounded, find_bounds_violations
-from hlat.config.config_errors import ConfigError
+from hlat.config.config_errors import ConfigError, raise_config_errors
 from hlat.jobs import slurm_commands
 from hlat.jobs.submission import Submission
 
@@ -116,8 +116,7 @@ def validate_slurm_settings(settings: SlurmLauncherConfig) -> None:
                     f"{key}={value} is neither text nor a number; use true for an option without "
                     "a value"
                 )
-    if problems:
-        raise ConfigError(*problems)
+    raise_config_errors(problems)
 
 
 def build_sbatch_parameters(

@@ -20,7 +20,7 @@ from hydra.core.utils import JobReturn
 
 from hlat.config import entry_point, frozen_config
 from hlat.config.command_job import CommandJob
-from hlat.config.config_errors import ConfigError
+from hlat.config.config_errors import ConfigError, raise_config_errors
 from hlat.config.extensions import copy_to_submission
 from hlat.jobs.job_table import JobRow, load_job_rows
 from hlat.jobs.submission import Submission, SubmissionDir, lock_submissions
@@ -282,8 +282,7 @@ def _validate_not_active(rows: Sequence[tuple[str, JobRow]]) -> None:
         for label, row in rows
         if row.is_active
     ]
-    if problems:
-        raise ConfigError(*problems)
+    raise_config_errors(problems)
 
 
 def _format_training_receipt(receipt: dict[str, Any], point: SweepPoint) -> str:

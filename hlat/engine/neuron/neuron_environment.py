@@ -7,7 +7,7 @@ pinned release does not support is an error rather than silently ignored on the 
 import re
 
 from hlat.config.compiler import CompilerConfig
-from hlat.config.config_errors import ConfigError
+from hlat.config.config_errors import ConfigError, raise_config_errors
 from hlat.config.precision import Dtype, PrecisionConfig, RoundingMode
 
 _LAST_RELEASE_WITH_XLA_BF16 = [2, 24]
@@ -84,8 +84,7 @@ def build_neuron_environment(
         return {}
     if (release := compiler.neuron_release) is None:
         raise ConfigError(*find_compiler_problems(compiler))
-    if problems := find_forbidden_variables(compiler):
-        raise ConfigError(*problems)
+    raise_config_errors(find_forbidden_variables(compiler))
     stochastic = precision.rounding is RoundingMode.stochastic
     variables = {"NEURON_RT_STOCHASTIC_ROUNDING_EN": "1" if stochastic else "0"}
     if compiler.cc_flags:

@@ -7,7 +7,7 @@ packages, since the import of torch may load the extensions.
 
 from importlib import metadata
 
-from hlat.config.config_errors import ConfigError
+from hlat.config.config_errors import raise_config_errors
 
 _EXTENSIONS = ("torch-neuronx", "torch-xla")
 """Packages whose version starts with the release of torch for which they are built."""
@@ -23,8 +23,7 @@ def validate_torch_release() -> None:
         for name in _EXTENSIONS
         if (version := _find_version(name)) and _get_release(version) != _get_release(torch or "")
     ]
-    if problems:
-        raise ConfigError(*problems)
+    raise_config_errors(problems)
 
 
 def _find_version(name: str) -> str | None:

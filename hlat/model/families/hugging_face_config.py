@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hlat.config.bounds import find_bounds_violations
-from hlat.config.config_errors import ConfigError
+from hlat.config.config_errors import ConfigError, raise_config_errors
 from hlat.config.model import ModelConfig
 from hlat.config.precision import Dtype
 from hlat.model.computation_settings import (
@@ -42,8 +42,7 @@ def build_hf_config(
     Raises:
         ConfigError: The family cannot express a setting of the model.
     """
-    if problems := find_inexpressible_settings(model):
-        raise ConfigError(*problems)
+    raise_config_errors(find_inexpressible_settings(model))
     return {
         **_build_settings(FAMILIES[model.family], model, sequence_length),
         "initializer_range": model.init_std,
@@ -168,13 +167,11 @@ def _parse_model(config: Mapping[str, Any]) -> ModelConfig:
                 settings |= mapping.parse(config)
             except ConfigError as error:
                 problems += error.problems
-        if problems:
-            raise ConfigError(*problems)
+        raise_config_errors(problems)
     shape = {path: value for path, value in settings.items() if "." not in path}
     model = ModelConfig(name=family.name, family=family.name, **shape)
     model = replace_settings(model, family.fixed | settings)
-    if problems := list(find_bounds_violations(model, "config.json: model.")):
-        raise ConfigError(*problems)
+    raise_config_errors(find_bounds_violations(model, "config.json: model."))
     if family.heads_divide_hidden_size and model.hidden_size % model.num_attention_heads:
         raise ConfigError(
             f"num_attention_heads={model.num_attention_heads} does not divide "
