@@ -79,7 +79,7 @@ def _export(arguments: argparse.Namespace) -> ExitCode:
     from hlat.checkpoint import (
         checkpoint_lookup,
         checkpoint_store,
-        evaluated_weights,
+        training_checkpoint,
         training_settings,
     )
     from hlat.checkpoint.hugging_face import pretrained_files, tokenizer_files, weight_export
@@ -137,7 +137,7 @@ def _export(arguments: argparse.Namespace) -> ExitCode:
         documents,
         _print_shard,
         arguments.allow_non_finite,
-        evaluated_weights.find_weights_key(state, checkpoint, arguments.ema),
+        training_checkpoint.find_weights_key(state, checkpoint, arguments.ema),
     )
     print(f"exported to {output}")
     print(f"load it:   AutoModelForCausalLM.from_pretrained({str(output)!r})")

@@ -17,8 +17,8 @@ from hlat.checkpoint import (
     checkpoint_directory,
     checkpoint_lookup,
     checkpoint_store,
-    evaluated_weights,
     safetensors_file,
+    training_checkpoint,
 )
 from hlat.checkpoint.checkpoint_manifest import MANIFEST_FILE, CheckpointManifest, TensorRecord
 from hlat.checkpoint.checkpoint_signature import Signer
@@ -110,7 +110,7 @@ def load_weighted_checkpoint(
         state = TrainingState.from_json(contents)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
-    if evaluated_weights.find_weights_key(state, path) != evaluated_weights.WEIGHTS:
+    if training_checkpoint.find_weights_key(state, path) != training_checkpoint.WEIGHTS:
         raise ConfigError(
             f"{path} has an average of the weights of all steps, as its optimizer evaluates one; "
             "export or evaluate it without hlat average"

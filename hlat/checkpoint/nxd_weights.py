@@ -28,6 +28,10 @@ _BUFFER_KEY = re.compile(r".*\.rotary_emb\.(inv_freq|cos_cached|sin_cached)")
 _MAX_COPY_DISTANCE = 0.5
 """Maximum relative distance of two heads that count as replicas; unrelated heads are 1.4 apart."""
 
+_MEGATRON_HINT = (
+    "; it is a Megatron model of NxDT, which its checkpoint_converter.py writes as a Llama"
+)
+
 
 @dataclass(frozen=True)
 class _SliceLocation:
@@ -125,7 +129,8 @@ class NxdWeightReader:
             for key in infos[first]:
                 names = nxd_layout.list_canonical_names(key)
                 if not known_names.issuperset(names):
-                    problems.append(f"{first} has {key}, which this model lacks{_format_hint(key)}")
+                    hint = _MEGATRON_HINT if key.startswith("language_model.") else ""
+                    problems.append(f"{first} has {key}, which this model lacks{hint}")
                 problems += [
                     f"{files[n]} and {first} both contain {n}" for n in names if n in files
                 ]
@@ -217,12 +222,6 @@ class NxdWeightReader:
 
     def _list_slices(self, layout: NxdLayout, rank: int, key: str) -> tuple[NxdParameterSlice, ...]:
         return nxd_layout.list_parameter_slices(self._model, layout, rank, key, self._shapes)
-
-
-def _format_hint(key: str) -> str:
-    if not key.startswith("language_model."):
-        return ""
-    return "; it is a Megatron model of NxDT, which its checkpoint_converter.py writes as a Llama"
 
 
 def _compute_max_copy_distance(

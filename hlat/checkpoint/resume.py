@@ -203,7 +203,8 @@ def _find_start(
             world_group.is_rank0 and checkpoint_store.is_checkpoint(source)
         )
         if is_checkpoint:
-            steps = _format_steps(source.parent)
+            if found := checkpoint_directory.list_steps(source.parent):
+                steps = f"; {source.parent} has the steps {', '.join(map(str, found))}"
             checkpoint = checkpoint_lookup.verify_on_all_ranks(
                 source, world_group, trusted_keys=trusted_keys
             )
@@ -226,9 +227,3 @@ def _find_start(
         problems = "; ".join(refused) or "it contains no checkpoint"
         raise ConfigError(f"{setting}: {problems}; set the directory of a run that has saved")
     return newest, refused
-
-
-def _format_steps(checkpoints_dir: StoragePath) -> str:
-    """Return the steps that a directory of checkpoints contains; empty without any."""
-    steps = checkpoint_directory.list_steps(checkpoints_dir)
-    return f"; {checkpoints_dir} has the steps {', '.join(map(str, steps))}" if steps else ""

@@ -1,4 +1,4 @@
-"""Validation of the state and the tensors of a run's checkpoint, beyond its hashes.
+"""Validation of the state and the tensors of a run's checkpoint, and the choice of its weights.
 
 A checkpoint may have been edited and its hashes computed again. A resume and `hlat checkpoint
 verify` use the same checks.
@@ -11,6 +11,8 @@ from hlat.checkpoint.checkpoint_errors import CorruptCheckpointError
 from hlat.checkpoint.checkpoint_lookup import VerifiedCheckpoint
 from hlat.checkpoint.checkpoint_manifest import CheckpointManifest
 from hlat.checkpoint.training_state import TrainingState
+from hlat.config import run_identity
+from hlat.config.components import list_registered
 from hlat.config.config_errors import ConfigError
 from hlat.config.optimizer import OptimizerConfig
 from hlat.config.run_identity import build_saved_model_config, build_saved_optimizer_config
@@ -19,7 +21,17 @@ from hlat.distributed.object_group import ObjectGroup
 from hlat.distributed.state_shard import BUFFERS
 from hlat.model.decoder_spec import list_buffer_specs, list_parameter_specs
 from hlat.model.parameter_spec import ParameterSpec
-from hlat.optim.optimizer_spec import EMA, StateTensor, compute_saved_shapes, get_optimizer_spec
+from hlat.optim.optimizer_spec import (
+    EMA,
+    StateTensor,
+    compute_saved_shapes,
+    find_average,
+    get_optimizer_spec,
+)
+from hlat.storage.storage_path import StoragePath
+
+WEIGHTS = "weights"
+"""Key of the weights, where `weights/<parameter>` is a tensor."""
 
 
 def load_training_state(checkpoint: VerifiedCheckpoint, group: ObjectGroup) -> TrainingState:
@@ -109,3 +121,31 @@ def _list_tensors(
             yield f"updates/{name}", ()
             shapes = compute_saved_shapes(settings, parameter.role, shape)
             yield from ((f"{tensor.name}/{name}", shape) for tensor, shape in shapes.items())
+
+
+def find_weights_key(state: TrainingState, path: StoragePath, uses_ema: bool = False) -> str:
+    """Return the key of the tensors in a checkpoint that take the place of the weights.
+
+    These weights are evaluated, exported and sampled from. They are the weights that training
+    updates, or the average of an optimizer that has one. Checkpoints with weights only contain
+    them as the weights.
+
+    Args:
+        state: State of the checkpoint.
+        path: Location of the checkpoint, for messages.
+        uses_ema: Select the moving average of optimizer.ema_decay.
+
+    Raises:
+        ConfigError: The checkpoint has no moving average.
+    """
+    name = state.adjustable.get("optimizer.name", OptimizerConfig.name)
+    average = None
+    if not state.weights_only and ("optimizer", name) in list_registered():
+        average = find_average(run_identity.build_saved_optimizer_config(state.adjustable))
+    if uses_ema and average is not EMA:
+        reason = "contains weights only" if state.weights_only else "was saved without one"
+        raise ConfigError(
+            f"ema=true needs the moving average of the weights, and {path} {reason}; remove it, or "
+            "train with optimizer.ema_decay, for example 0.999"
+        )
+    return WEIGHTS if average is None or (average is EMA and not uses_ema) else average.name

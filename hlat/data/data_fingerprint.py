@@ -62,18 +62,12 @@ def compare_fingerprints(
 
 def validate_same_fingerprint(current: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
     """Raise ConfigError if a worker's data differ from the data that its trainer opened."""
-    if changed := _find_changed_keys(current, expected):
-        raise ConfigError(
-            *(
-                f"{key}: has changed since the run began, from {expected.get(key, 'none')} to "
-                f"{current.get(key, 'none')}; put back what it was and start again"
-                for key in changed
-            )
-        )
-
-
-def _find_changed_keys(current: Mapping[str, Any], saved: Mapping[str, Any]) -> list[str]:
-    return [key for key in sorted({*current, *saved}) if current.get(key) != saved.get(key)]
+    raise_config_errors(
+        f"{key}: has changed since the run began, from {expected.get(key, 'none')} to "
+        f"{current.get(key, 'none')}; put back what it was and start again"
+        for key in sorted({*current, *expected})
+        if current.get(key) != expected.get(key)
+    )
 
 
 def adapt_states(
@@ -95,15 +89,11 @@ def adapt_states(
         if name in saved_sources:
             adapted[:, index] = cursors[:, saved_sources.index(name)]
         if any(key in (_SOURCES_PREFIX + name, *_GLOBAL_KEYS) for key in changed_keys):
-            _skip_open_documents(adapted[:, index])
+            is_open = (adapted[:, index, _CHUNK] > 0) | (adapted[:, index, _OFFSET] > 0)
+            adapted[:, index, _DOCUMENT] += is_open
+            adapted[:, index, [_CHUNK, _OFFSET]] = 0
     segments = np.full((len(states), 2), (-1, 0), np.int64)
     return np.concatenate([segments, adapted.reshape(len(states), -1)], axis=1)
-
-
-def _skip_open_documents(cursors: StreamStates) -> None:
-    is_open = (cursors[:, _CHUNK] > 0) | (cursors[:, _OFFSET] > 0)
-    cursors[:, _DOCUMENT] += is_open
-    cursors[:, _CHUNK] = cursors[:, _OFFSET] = 0
 
 
 def validate_state(state: Mapping[str, Any]) -> None:

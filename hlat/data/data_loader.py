@@ -113,18 +113,13 @@ class DataLoader:
 
         It contains at least `num_sequences` of the global batches that were returned.
         """
-        start = end = self.num_consumed_batches + bool(self._num_taken_rows)
+        start = end = self._cursor.step + bool(self._num_taken_rows)
         num_sequences -= self._num_taken_rows * self._dp_world_size
         start -= bool(self._num_taken_rows)
         while num_sequences > 0 and start > 0:
             start -= 1
             num_sequences -= 0 if self._is_skipped(start) else self._batch.global_batch_size
         return range(start, end)
-
-    @property
-    def num_consumed_batches(self) -> int:
-        """Count of full batches of which all sequences were returned or skipped."""
-        return self._cursor.step
 
     @property
     def num_skipped_batches(self) -> int:

@@ -52,7 +52,8 @@ _REMEDY = "use another tokenizer.json"
 
 def validate_tokenizer(label: str, content: bytes) -> None:
     """Raise ConfigError unless a tokenizer.json loads and encodes texts of many kinds."""
-    record = _get_record_path(content)
+    digest = hashlib.sha256(f"{_PROBE_VERSION} {tokenizers.__version__}\n".encode() + content)
+    record = get_cache_dir() / "tokenizers" / digest.hexdigest()[:32]
     if record.is_file():
         return
     if problem := _find_problem(content):
@@ -60,11 +61,6 @@ def validate_tokenizer(label: str, content: bytes) -> None:
     with suppress(OSError):
         record.parent.mkdir(parents=True, exist_ok=True)
         record.touch()
-
-
-def _get_record_path(content: bytes) -> Path:
-    digest = hashlib.sha256(f"{_PROBE_VERSION} {tokenizers.__version__}\n".encode() + content)
-    return get_cache_dir() / "tokenizers" / digest.hexdigest()[:32]
 
 
 def _find_problem(content: bytes) -> str | None:

@@ -45,12 +45,14 @@ bf16 changes at least 5%."""
 
 def check_fp32_operators(harness: EngineHarness) -> Iterator[CheckResult]:
     """Check that norm, loss, rotary angles and softmax are in fp32 if matmuls are in bf16."""
-    precision = harness.config.precision
+    config, precision = harness.config, harness.config.precision
     if precision.compute_dtype is not Dtype.bf16:
         yield skip_check("fp32 operators", "all operators are in fp32")
         return
     faults, problems, gap = [], [], 0.0
-    has_exact_loss = _has_exact_loss(harness.config)
+    operators = {*precision.fp32_operators}
+    # The final norm, which is RMSNorm, and the loss are in fp32
+    has_exact_loss = {*_OPERATORS} <= operators and not is_extended(config.model, "model.norm")
     if has_exact_loss:
         gap = _measure_loss_error(harness)
     if not gap <= _TOLERANCE:
@@ -66,7 +68,9 @@ def check_fp32_operators(harness: EngineHarness) -> Iterator[CheckResult]:
             f"the gradients of {len(wrong)} projections of queries and keys are wrong in sequences "
             f"of {_LENGTH} tokens: rotary angles are not in fp32"
         )
-    has_exact_softmax = _has_exact_softmax(harness.config)
+    # Probabilities are not rounded; engine=nxd casts them to bf16 for a matmul
+    is_native = config.engine.name is EngineBackend.native
+    has_exact_softmax = is_native and Fp32Operator.softmax in operators
     fraction = _measure_changed_fraction(harness) if has_exact_softmax else 0.0
     if not fraction <= _MAX_CHANGED_FRACTION:
         faults.append(FaultLocation("softmax", "precision"))
@@ -83,18 +87,6 @@ def check_fp32_operators(harness: EngineHarness) -> Iterator[CheckResult]:
         gap=gap,
         fraction=fraction,
     )
-
-
-def _has_exact_loss(config: Config) -> bool:
-    """Return True if the final norm, which is RMSNorm, and the loss are in fp32."""
-    is_fp32 = {*_OPERATORS} <= {*config.precision.fp32_operators}
-    return is_fp32 and not is_extended(config.model, "model.norm")
-
-
-def _has_exact_softmax(config: Config) -> bool:
-    """Return True if probabilities are not rounded; engine=nxd casts them to bf16 for a matmul."""
-    is_fp32 = Fp32Operator.softmax in config.precision.fp32_operators
-    return is_fp32 and config.engine.name is EngineBackend.native
 
 
 def _measure_loss_error(harness: EngineHarness) -> float:

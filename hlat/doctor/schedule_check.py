@@ -44,7 +44,8 @@ def check_schedule(harness: EngineHarness) -> Iterator[CheckResult]:
         passed, failed = f"are those of the formulas to {errors.max():.1e}", "differ"
         numbers["largest"] = float(errors.max())
     else:
-        peak = max([config.optimizer.lr, *_list_stage_rates(config)])
+        rates_of_stages = [r for stage in config.phase.timeline for r in (stage.lr, stage.end_lr)]
+        peak = max(rate for rate in (config.optimizer.lr, *rates_of_stages) if rate is not None)
         wrong = np.flatnonzero(~((rates >= 0) & (rates <= peak * (1 + _TOLERANCE))))
         passed, failed = f"are between 0 and {peak:g}", f"are not between 0 and the peak {peak:g}"
     first = wrong[0] if wrong.size else 0
@@ -124,8 +125,3 @@ def _select_steps(config: Config) -> list[int]:
     steps = {change + offset for change in [*changes, num_ramp_steps] for offset in range(-2, 3)}
     steps |= {*np.linspace(0, last, _NUM_SPREAD_STEPS).astype(int).tolist()}
     return sorted(step for step in steps if step >= 0)
-
-
-def _list_stage_rates(config: Config) -> list[float]:
-    rates = [rate for stage in config.phase.timeline for rate in (stage.lr, stage.end_lr)]
-    return [rate for rate in rates if rate is not None]

@@ -122,7 +122,11 @@ def evaluate_heldout(
     tracker.log_event("evaluate", step, **fields, seconds=seconds)
     tracker.print_message(f"step {step}: {format_evaluation(fields)}")
     if is_last:
-        tracker.print_message(f"step {step}: {_format_extent(fields)} evaluated in {seconds:.1f} s")
+        tokens, documents = (sum(fields[key].values()) for key in ("tokens", "documents"))
+        tracker.print_message(
+            f"step {step}: {tokens:,} held-out tokens of {documents:,} documents evaluated in "
+            f"{seconds:.1f} s"
+        )
         _warn_of_worse_sources(tracker, step)
     if data.samples is not None:
         with engine.averaged_weights() if data.uses_average else nullcontext():
@@ -170,11 +174,6 @@ def format_evaluation(fields: Mapping[str, Any]) -> str:
     if ema := fields.get("ema"):
         text += f"; moving average of the weights {ema['bits_per_byte']['mean']:.3f}"
     return text
-
-
-def _format_extent(fields: Mapping[str, Any]) -> str:
-    tokens, documents = sum(fields["tokens"].values()), sum(fields["documents"].values())
-    return f"{tokens:,} held-out tokens of {documents:,} documents"
 
 
 def _warn_of_worse_sources(tracker: Tracker, step: int) -> None:

@@ -216,19 +216,18 @@ METRIC_PANELS = (
 
 def build_run_panels(record: RunRecord) -> list[Panel]:
     """Return the panels of a run that have values."""
-    throughput, wait = (
-        build_metric_curve(record, "tokens_per_second"),
-        build_data_wait_curve(record),
-    )
+    throughput = build_metric_curve(record, "tokens_per_second")
+    scores, wait = build_score_curves(record), build_data_wait_curve(record)
     heldout = build_heldout_curves(record) + build_average_curves(record)
-    scores, limit = build_score_curves(record), _format_score_limit(record)
+    limits = [row["limit"] for row in record.scores.values() if isinstance(row.get("limit"), int)]
+    note = f"Some scores are of the first {max(limits)} examples of a task." if limits else ""
     panels = [
         Panel(key, title, unit, [build_metric_curve(record, key)], can_smooth=key == "loss")
         for key, title, unit in METRIC_PANELS
     ]
     panels += [
         Panel("heldout", "Held-out text", "bits per byte", heldout),
-        Panel("scores", "Evaluation", "score", scores, note=limit),
+        Panel("scores", "Evaluation", "score", scores, note=note),
         Panel("throughput", "Throughput", "tokens per second", [throughput], axis_includes=(0,)),
         Panel("data_wait", "Waiting for data", "% of step time", [wait], axis_includes=(0, 10)),
     ]
@@ -386,11 +385,6 @@ def _draw_marks(axes: Axes, record: RunRecord) -> None:
     for name, curve in locate_marks(record).items():
         for tokens in curve.tokens:
             axes.axvline(tokens, color=MUTED, linestyle=_MARKS[name][0], linewidth=0.8, zorder=1)
-
-
-def _format_score_limit(record: RunRecord) -> str:
-    limits = [row["limit"] for row in record.scores.values() if isinstance(row.get("limit"), int)]
-    return f"Some scores are of the first {max(limits)} examples of a task." if limits else ""
 
 
 def _label_axes(axes: Axes, panel: Panel) -> None:

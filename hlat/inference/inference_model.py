@@ -6,6 +6,7 @@ rounding; samples depend only on the seed, the sample id and the position.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +17,6 @@ from hlat.distributed.parallel_state import ParallelState
 from hlat.engine.interface import DecodeState, Engine
 from hlat.inference.decode_batch import DecodeBatch, derive_random_bits
 from hlat.inference.decoding_loop import pad_tokens, run_decoding_loop
-from hlat.inference.prefix_tree import PrefixNode, ScoredSequence, TokenQuery, build_prefix_tree
 
 if TYPE_CHECKING:
     from hlat.data.prompt_tokenizer import PromptTokenizer
@@ -26,6 +26,42 @@ MAX_BATCH_TOKENS = 8192
 _MAX_TRUNCATED_BYTES = 3
 _REPLACEMENT = "\ufffd"
 """Character that a decoder returns for bytes of an incomplete character."""
+MIN_SHARED_TOKENS = 16
+"""Minimum length of a shared prefix, since its KV cache must be copied."""
+
+
+@dataclass(frozen=True)
+class TokenQuery:
+    """Request for the log-probability of a token; `position` is that of the token before it."""
+
+    request: int
+    position: int
+    token: int
+
+
+@dataclass(frozen=True)
+class ScoredSequence:
+    """Sequence of token ids with its queries in any order."""
+
+    tokens: tuple[int, ...]
+    queries: list[TokenQuery] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class PrefixNode:
+    """Tokens that sequences share after those of the parent node.
+
+    Attributes:
+        start: Position of the first token.
+        tokens: Token ids, at least one.
+        queries: Queries at the positions of the node.
+        children: Continuations, where sequences differ.
+    """
+
+    start: int
+    tokens: tuple[int, ...]
+    queries: list[TokenQuery]
+    children: "list[PrefixNode]"
 
 
 class InferenceModel:
@@ -227,3 +263,30 @@ def _split_into_batches(
         batch.append(i)
     if batch:
         yield batch
+
+
+def build_prefix_tree(sequences: Sequence[ScoredSequence], start: int = 0) -> list[PrefixNode]:
+    """Return the nodes of sorted unique sequences that share their first `start` tokens.
+
+    The sequences of a task share contexts: the choices of a question, and the questions after the
+    same few-shot examples. Each shared prefix is computed once.
+    """
+    nodes, first = [], 0
+    while first < len(sequences):
+        last, end = first, len(sequences[first].tokens)
+        while last + 1 < len(sequences):
+            common = _count_common_prefix(sequences[last].tokens, sequences[last + 1].tokens)
+            if common - start < MIN_SHARED_TOKENS:
+                break
+            last, end = last + 1, min(end, common)
+        group = sequences[first : last + 1]
+        queries = [q for sequence in group for q in sequence.queries if start <= q.position < end]
+        children = build_prefix_tree([s for s in group if len(s.tokens) > end], end)
+        nodes.append(PrefixNode(start, group[0].tokens[start:end], queries, children))
+        first = last + 1
+    return nodes
+
+
+def _count_common_prefix(first: tuple[int, ...], second: tuple[int, ...]) -> int:
+    length = min(len(first), len(second))
+    return next((i for i in range(length) if first[i] != second[i]), length)

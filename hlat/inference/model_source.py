@@ -10,9 +10,9 @@ from pathlib import Path
 from hlat.checkpoint import checkpoint_lookup, checkpoint_store, training_settings
 from hlat.checkpoint.checkpoint_directory import format_step_name
 from hlat.checkpoint.checkpoint_manifest import COMMIT_MARKER
-from hlat.checkpoint.evaluated_weights import WEIGHTS, find_weights_key
 from hlat.checkpoint.hugging_face import pretrained_weights, weight_export
 from hlat.checkpoint.hugging_face.pretrained_files import PretrainedFiles, load_pretrained_files
+from hlat.checkpoint.training_checkpoint import WEIGHTS, find_weights_key
 from hlat.checkpoint.training_state import TrainingState
 from hlat.config import extensions, run_identity
 from hlat.config.config_errors import ConfigError

@@ -118,7 +118,8 @@ class TextGenerator:
         )
         completions = []
         for prompt, ids in zip(prompts, generated, strict=True):
-            stream, shown = self._create_stream(prompt, settings), ids[: self._get_room(prompt)]
+            stream = self._create_stream(prompt, settings)
+            shown = ids[: self.context_length - len(prompt)]
             for token in shown:
                 stream.append(token)
                 if stream.is_finished:
@@ -129,9 +130,6 @@ class TextGenerator:
 
     def _create_stream(self, prompt: list[int], settings: SamplingSettings) -> TextStream:
         return TextStream(self.tokenizer, prompt, settings.stop)
-
-    def _get_room(self, prompt: list[int]) -> int:
-        return self.context_length - len(prompt)
 
     def _validate_length(self, ids: list[int]) -> list[int]:
         """Return token ids; raise PromptTooLongError if they fill the context."""

@@ -8,7 +8,6 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
@@ -127,11 +126,7 @@ class Campaign:
 
     def get_stage(self, name: str) -> CampaignStage:
         """Return a stage by name."""
-        return self._stages_by_name[name]
-
-    @cached_property
-    def _stages_by_name(self) -> dict[str, CampaignStage]:
-        return {stage.name: stage for stage in self.stages}
+        return next(stage for stage in self.stages if stage.name == name)
 
 
 def list_campaigns() -> list[str]:

@@ -144,7 +144,8 @@ def load_statuses(
         ConfigError: A job was submitted to Slurm, which is not available.
     """
     rows = log.load_last_rows()
-    submitted = [job for job in jobs if _get_launcher(rows.get(job.name)) == SLURM]
+    started = [job for job in jobs if job.name in rows]
+    submitted = [job for job in started if rows[job.name][0]["launcher"] == SLURM]
     job_rows = load_submitted_rows(submitted, rows)
     submitted_names = {job.name for job in submitted}
     statuses: dict[str, StageStatus] = {}
@@ -171,10 +172,6 @@ def load_submitted_rows(
         if receipts and receipts[-1]["time"] >= rows[job.name][0]["time"]:
             recent[directory] = job.name
     return {recent[row.submission_dir.run_dir]: row for row in load_job_rows([*recent])}
-
-
-def _get_launcher(rows: list[dict[str, Any]] | None) -> str:
-    return rows[0]["launcher"] if rows else ""
 
 
 def _build_status(

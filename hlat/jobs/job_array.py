@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hlat.jobs import slurm_commands
 from hlat.tracking.jsonl_log import JsonlLog
 
 if TYPE_CHECKING:
@@ -49,11 +48,6 @@ class JobArray:
     def log_receipt(self, job_id: str, tasks: Sequence[int]) -> None:
         """Log the job id of submitted tasks."""
         self.receipts.append({"job": job_id, "tasks": [*tasks], "time": time.time()})
-
-    def format_option(self, tasks: Sequence[int]) -> str:
-        """Return the value of `sbatch --array` for some tasks with the limit of the script."""
-        limit = slurm_commands.parse_array_limit(self.script_path.read_text())
-        return slurm_commands.format_array(tasks, limit)
 
     def find_job_id(self, task: int) -> str | None:
         """Return the job id of the last submission of a task; None before the first."""

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from hlat.config.config_errors import ConfigError, ExitCode
-from hlat.config.entry_point import build_module_command
 from hlat.config.model_overrides import format_override
 from hlat.config.override_keys import merge_overrides
 from hlat.jobs.campaign_state import (
@@ -24,7 +23,7 @@ from hlat.jobs.campaign_state import (
     StageStatus,
 )
 from hlat.jobs.stage_job import StageJob
-from hlat.jobs.submitted_stages import format_launcher_settings, run_command
+from hlat.jobs.submitted_stages import format_launcher_settings, run_job_command
 
 _TIMEOUT_S = 60
 _ACTIVE = (StageState.submitted, StageState.running)
@@ -73,9 +72,7 @@ class KubernetesStages:
         arguments = merge_overrides(format_launcher_settings(settings), self._overrides)
         directory = format_override("hydra.sweep.dir", str(manifests))
         arguments = merge_overrides(arguments, [directory])
-        done = run_command(
-            [*build_module_command(sys.executable, job.module), *job.arguments, *arguments]
-        )
+        done = run_job_command(job, arguments)
         if done.returncode != ExitCode.FINISHED:
             print(f"{job.name} was not created:\n{done.stderr.rstrip()}", file=sys.stderr)
             return done.returncode

@@ -173,12 +173,13 @@ class _StageExpander:
         validate_retention(steps, run_stage, run_config)
         selected: Sequence[int | None] = steps or [None]
         evaluations_dir, data = run_dir / EVALUATIONS_DIR, self._campaign.find_data(stage)
+        tasks = ", ".join(stage.tasks[:_SHOWN_TASKS]) + ", ..." * (len(stage.tasks) > _SHOWN_TASKS)
         jobs = []
         for step in selected:
             request = _build_request(stage, str(model), step, data)
             directory = evaluations_dir / request.build_name()
             arguments = [*_format_request(request), *overrides]
-            detail = _format_detail(stage, step)
+            detail = f"{tasks} {source.name}" + ("" if step is None else f" at step {step:,}")
             jobs.append(
                 self._build_job(stage, arguments, directory, evaluations_dir, step, detail=detail)
             )
@@ -283,9 +284,3 @@ def _format_request(request: EvalRequest) -> list[str]:
     }
     arguments = [f"{key}={value}" for key, value in settings.items() if value is not None]
     return [request.source, f"tasks={','.join(request.tasks)}", *arguments]
-
-
-def _format_detail(stage: CampaignStage, step: int | None) -> str:
-    tasks = ", ".join(stage.tasks[:_SHOWN_TASKS]) + ", ..." * (len(stage.tasks) > _SHOWN_TASKS)
-    source = stage.sources[0]
-    return f"{tasks} {source}" if step is None else f"{tasks} {source} at step {step:,}"

@@ -46,8 +46,10 @@ def reset_stage(
     for job in affected:
         for path in _list_results(expanded, job):
             if path.exists():
-                target = _find_unused_path(expanded.directory / _REPLACED_DIR / path.name)
-                target.parent.mkdir(exist_ok=True)
+                replaced_dir = expanded.directory / _REPLACED_DIR
+                replaced_dir.mkdir(exist_ok=True)
+                targets = (replaced_dir / f"{path.name}.{number}" for number in count(1))
+                target = next(unused for unused in targets if not unused.exists())
                 path.rename(target)
                 print(f"moved {path} to {target}")
         log.append("reset", job.name)
@@ -66,8 +68,3 @@ def _list_results(expanded: ExpandedCampaign, job: StageJob) -> list[Path]:
     elif (model / "checkpoints").is_dir():
         names = [path.name for path in (model / "checkpoints").iterdir()]
     return [Path(job.result) / f"{name}.json" for name in names]
-
-
-def _find_unused_path(path: Path) -> Path:
-    numbered = (path.with_name(f"{path.name}.{number}") for number in count(1))
-    return next(candidate for candidate in numbered if not candidate.exists())

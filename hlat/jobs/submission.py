@@ -169,7 +169,8 @@ def submit_jobs(submission_dirs: Sequence[SubmissionDir], dependency: str | None
         first.receipts.append({"job": job_id, "time": time.time()})
         return job_id
     array, tasks = JobArray(Path(submissions[0].array)), sorted(s.task for s in submissions)
-    option = array.format_option(tasks)
+    limit = slurm_commands.parse_array_limit(array.script_path.read_text())
+    option = slurm_commands.format_array(tasks, limit)
     job_id = slurm_commands.submit_script(array.script_path, dependency, option)
     array.log_receipt(job_id, tasks)
     return job_id

@@ -103,9 +103,7 @@ class SlurmStages:
             arguments = merge_overrides(arguments, [word])
         details = {"directory": job.directory, "overrides": self._overrides, "settings": settings}
         self._log.append("submit", job.name, digest=job.digest, launcher=SLURM, **details)
-        done = run_command(
-            [*build_module_command(sys.executable, job.module), *job.arguments, *arguments]
-        )
+        done = run_job_command(job, arguments)
         if done.returncode == ExitCode.FINISHED:
             submission = find_latest_submission(Path(job.directory))
             job_id = submission.last_job_id if submission is not None else None
@@ -151,7 +149,7 @@ def format_launcher_settings(settings: Mapping[str, Any]) -> list[str]:
     return arguments
 
 
-def run_command(command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
-    """Run a command with the user's environment, and return its output."""
-    environment = get_user_environment()
-    return subprocess.run([*command], env=environment, capture_output=True, text=True)
+def run_job_command(job: StageJob, overrides: Sequence[str]) -> "subprocess.CompletedProcess[str]":
+    """Run the command of a job with overrides and the user's environment; return its output."""
+    command = [*build_module_command(sys.executable, job.module), *job.arguments, *overrides]
+    return subprocess.run(command, env=get_user_environment(), capture_output=True, text=True)

@@ -188,7 +188,7 @@ def compute_layer_flops(
 
 def compute_output_flops(model: ModelConfig, tp: int = 1) -> float:
     """Return the FLOPs of the output head for one token on a tensor-parallel rank, forward."""
-    return embedding_spec.compute_head_flops(model, tp)
+    return 2 * -(-model.vocab_size // tp) * model.hidden_size
 
 
 def compute_flops_per_token(model: ModelConfig, sequence_length: int) -> float:
@@ -249,13 +249,6 @@ def list_shared_activations(
         *get_attention_spec(model).list_shared_activations(model, execution),
         *rope_spec.list_shared_activations(model, execution),
     )
-
-
-def compute_output_bytes(
-    model: ModelConfig, num_tokens: int, execution: ExecutionSettings
-) -> float:
-    """Return the bytes of logits and of the gradient of the output head for a micro batch."""
-    return embedding_spec.compute_logit_bytes(model, num_tokens, execution)
 
 
 def compute_init_std(parameter: ParameterSpec, model: ModelConfig) -> float:

@@ -63,11 +63,6 @@ def build_head(model: ModelConfig) -> ModuleParameter | None:
     return _build(model, "lm_head.weight", "lm_head.weight", "head")
 
 
-def compute_head_flops(model: ModelConfig, tp: int) -> float:
-    """Return the FLOPs of the output head for one token on a rank, forward."""
-    return 2 * -(-model.vocab_size // tp) * model.hidden_size
-
-
 def compute_logit_bytes(model: ModelConfig, num_tokens: int, execution: ExecutionSettings) -> float:
     """Return the bytes of the logits of a micro batch and of the gradient of the head.
 

@@ -47,18 +47,14 @@ class KVCache:
     num_visible_positions: int
     has_equal_lengths: bool
 
-    @property
-    def is_prefill(self) -> bool:
-        """True if the new tokens are the first tokens of every sequence."""
-        return self.num_visible_positions == self.positions_BS.shape[1]
-
     def build_key_range(self) -> KeyRange | None:
         """Return the positions that each new token attends to, up to its own.
 
         None if attention is causal (prefill), or full for one new token per sequence.
         """
-        is_full = self.has_equal_lengths and self.positions_BS.shape[1] == 1
-        if self.is_prefill or is_full:
+        num_new = self.positions_BS.shape[1]
+        is_prefill = self.num_visible_positions == num_new
+        if is_prefill or (self.has_equal_lengths and num_new == 1):
             return None
         return KeyRange(None, self.positions_BS)
 

@@ -333,9 +333,9 @@ def _run_from_nxdt(argv: Sequence[str]) -> int:
     from hlat.plan.nxdt.nxdt_translation import (
         PLACEHOLDERS,
         format_overrides,
+        format_translation,
         translate_nxdt_config,
     )
-    from hlat.plan.nxdt_translation_text import format_translation
 
     tree = load_untrusted_yaml(file)
     try:

@@ -3,11 +3,13 @@
 Values that depend on an unknown peak, price or efficiency are None.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 
 from hlat.config import mfu
-from hlat.config.batch_steps import count_tokens
+from hlat.config.batch import BatchConfig
+from hlat.config.batch_steps import count_tokens, list_batch_shapes
 from hlat.config.config_errors import ConfigError
 from hlat.config.data import EncoderLibrary
 from hlat.config.run import Config
@@ -24,7 +26,6 @@ from hlat.plan.memory_estimate import (
     estimate_memory,
     get_device_memory_bytes,
 )
-from hlat.plan.run_cost import compute_run_seconds
 from hlat.plan.step_time import StepTime
 
 TOKENS_PER_CORE_SECOND = {EncoderLibrary.reference: 0.59e6, EncoderLibrary.fast: 6.5e6}
@@ -172,3 +173,26 @@ def _forecast_checkpointing(config: Config, step_s: float) -> CheckpointForecast
         every_steps=scenario.every_steps,
         goodput=0.0 if is_endless else failure_model.compute_goodput(scenario, scenario.interval_s),
     )
+
+
+def compute_run_flops(config: Config) -> float:
+    """Return the FLOPs of a run, without those of the optimizer."""
+    return sum(
+        num_steps
+        * one.batch.tokens_per_step
+        * compute_flops_per_token(one.model, one.batch.sequence_length)
+        for num_steps, one in _iter_shapes(config)
+    )
+
+
+def compute_run_seconds(config: Config, predict: Callable[[Config], StepTime]) -> float:
+    """Return the duration of a run, given a function that returns the time of a step."""
+    return sum(num_steps * predict(one).total for num_steps, one in _iter_shapes(config))
+
+
+def _iter_shapes(config: Config) -> Iterator[tuple[int, Config]]:
+    """Yield the steps of each batch shape, and the configuration with this shape in all steps."""
+    for num_steps, size, length in list_batch_shapes(compute_total_steps(config), config.batch):
+        parts = config.batch.sequence_length // length
+        batch = BatchConfig(size * parts, config.micro_batch_size * parts, length)
+        yield num_steps, replace(config, batch=batch)

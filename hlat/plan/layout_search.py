@@ -90,7 +90,8 @@ def generate_layouts(config: Config) -> Iterator[Config]:
         dp = num_processes // (tp * pp)
         max_size = min(config.batch.global_batch_size // dp, _MAX_MICRO_BATCH_SIZE)
         sizes = [1 << n for n in range(max_size.bit_length())]
-        expert_degrees = _list_expert_degrees(config, dp)
+        max_ep = max(1, min(dp, _count_experts(config)))
+        expert_degrees = [ep for ep in range(1, max_ep + 1) if dp % ep == 0]
         for size, mode, zero, ep in product(sizes, _CHECKPOINTING_MODES, range(4), expert_degrees):
             if zero and dp == 1 and zero != config.parallelism.zero:
                 continue  # ZeRO stages are equivalent for one replica
@@ -110,12 +111,6 @@ def generate_layouts(config: Config) -> Iterator[Config]:
 
 def _count_experts(config: Config) -> int:
     return get_mlp_spec(config.model).count_experts(config.model)
-
-
-def _list_expert_degrees(config: Config, dp: int) -> list[int]:
-    """Return the expert-parallel degrees of a number of data-parallel ranks."""
-    limit = max(1, min(dp, _count_experts(config)))
-    return [ep for ep in range(1, limit + 1) if dp % ep == 0]
 
 
 def find_nearest_layouts(

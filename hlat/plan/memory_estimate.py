@@ -12,7 +12,7 @@ from hlat.config.engine import EngineBackend
 from hlat.config.parallelism import PipelineSchedule
 from hlat.config.run import Config
 from hlat.distributed.mesh_coordinates import ParallelDegrees, compute_parallel_degrees
-from hlat.model import decoder_spec
+from hlat.model import decoder_spec, embedding_spec
 from hlat.model.decoder_spec import list_parameter_specs
 from hlat.optim.optimizer_spec import EMA, get_optimizer_spec
 from hlat.plan.hardware_efficiency import (
@@ -149,7 +149,7 @@ def compute_activation_bytes(config: Config, mesh: ParallelDegrees) -> Activatio
             for layer, all_ in layers.items()
         },
         num_tokens * execution.compute_saved_bytes(shared),
-        decoder_spec.compute_output_bytes(model, num_tokens, execution),
+        embedding_spec.compute_logit_bytes(model, num_tokens, execution),
     )
 
 

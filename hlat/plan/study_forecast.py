@@ -17,7 +17,7 @@ from hlat.config.run_steps import compute_total_steps
 from hlat.config.study import Direction, StudyConfig
 from hlat.config.sweep_axes import SweepAxes, load_sweep_axes
 from hlat.plan import step_time
-from hlat.plan.run_cost import compute_run_flops, compute_run_seconds
+from hlat.plan.forecast import compute_run_flops, compute_run_seconds
 from hlat.study.earlier_runs import EarlierRuns, get_size, summarize_earlier_runs
 from hlat.study.power import compute_detectable_difference
 from hlat.study.sequential_test import compute_sequential_detectable_difference

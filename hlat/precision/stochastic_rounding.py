@@ -142,7 +142,7 @@ def iter_row_chunks(
     """Iterate over chunks of rows of tensors of one shape: the rows and views of them."""
     if tensors[0].numel() == 0:  # the shard of a rank that has no row of a small parameter
         return iter(())
-    matrices = [view_as_matrix(tensor) for tensor in tensors]
+    matrices = [one if one.dim() == 2 else one.view(1, -1) for one in tensors]
     num_rows, width = matrices[0].shape
     chunk_numels = _COMPILED_CHUNK_NUMEL if is_compiled else _CHUNK_NUMEL
     per_thread = chunk_numels.get(tensors[0].device.type)
@@ -150,8 +150,3 @@ def iter_row_chunks(
     step = max(1, numel // width)
     chunks = zip(*(torch.split(matrix, step) for matrix in matrices), strict=True)
     return zip((slice(i, i + step) for i in range(0, num_rows, step)), chunks, strict=True)
-
-
-def view_as_matrix(tensor: Tensor) -> Tensor:
-    """Return a matrix unchanged and a vector as one row."""
-    return tensor if tensor.dim() == 2 else tensor.view(1, -1)

@@ -20,8 +20,6 @@ from hlat.tracking.text_format import (
     format_value,
 )
 
-FILE_SUFFIXES = (".csv", ".parquet")
-"""Formats of `export_runs`."""
 _COLUMNS = {
     "state": format_value,
     "start_step": format_count,

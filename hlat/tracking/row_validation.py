@@ -50,10 +50,6 @@ def _is_integer(value: Any) -> bool:
     return type(value) is int and abs(value) <= _MAX_INTEGER
 
 
-def _is_number_or_null(value: Any) -> bool:
-    return value is None or is_finite_number(value)
-
-
 def _are_data_stages(value: Any) -> bool:
     """Return True for the phases of a `ledger` event with their sources."""
     return isinstance(value, list) and all(
@@ -100,7 +96,7 @@ _EVENT_FIELDS: Mapping[str, Callable[[Any], bool]] = {
     "step": _is_integer,
     "time": is_finite_number,
     "attempt": _is_integer,
-    "began": _is_number_or_null,
+    "began": lambda value: value is None or is_finite_number(value),
     "stages": _are_data_stages,
     "texts": _are_samples,
     "lost_by_attempt": _is_lost_work,

@@ -17,7 +17,7 @@ from hlat.distributed.mesh_axis import MeshAxis
 from hlat.engine import state_shards
 from hlat.engine.native import expert_parallel, model_parts, native_engine, tensor_parallel
 from hlat.engine.native.gradient_reduction import GradientReducer
-from hlat.engine.native.model_statistics import ModelStatistics
+from hlat.engine.native.model_metrics import ModelStatistics
 from hlat.model import attention, decoder, mlp, moe, rope
 from hlat.model.auxiliary_loss import set_loss_factor
 from hlat.model.experts import Experts

@@ -105,8 +105,10 @@ def export_weights(
                 durable_files.write_file(directory / shard.name, blocks)
                 on_shard_written(shard)
         if len(shards) > 1:
-            index = _build_safetensors_index(shards)
-            extra_files = {SAFE_WEIGHTS_INDEX_NAME: index, **extra_files}
+            weight_map = {name: shard.name for shard in shards for name in shard.tensor_names}
+            metadata = {"total_size": sum(shard.num_bytes for shard in shards)}
+            index = json.dumps({"metadata": metadata, "weight_map": weight_map}, indent=2)
+            extra_files = {SAFE_WEIGHTS_INDEX_NAME: index.encode(), **extra_files}
         for name, content in extra_files.items():
             durable_files.write_file(directory / name, [content])
         durable_files.fsync_directory(directory)
@@ -120,13 +122,6 @@ def _validate_finite(tensor: Tensor, label: str, dtype: Dtype) -> None:
             f"{label} has {(~is_finite).sum()} of {tensor.numel()} elements that are NaN or "
             f"infinite in {dtype.value}; export an earlier step, or use allow_non_finite=true"
         )
-
-
-def _build_safetensors_index(shards: tuple[ExportShard, ...]) -> bytes:
-    """Return model.safetensors.index.json, which maps each parameter to its file."""
-    weight_map = {name: shard.name for shard in shards for name in shard.tensor_names}
-    metadata = {"total_size": sum(shard.num_bytes for shard in shards)}
-    return json.dumps({"metadata": metadata, "weight_map": weight_map}, indent=2).encode()
 
 
 def validate_buffers(checkpoint: StoragePath, model: ModelConfig) -> None:

@@ -47,7 +47,8 @@ def build_model_parts(
         unsharded = {name: s for name, s in shards.items() if not shardings[name].is_fsdp}
         if fsdp.uses_fsdp(config, mesh):
             for name in unsharded:
-                _remove_parameter(part, name)
+                module, _, leaf = name.rpartition(".")
+                part.get_submodule(module).register_parameter(leaf, None)
             fsdp.apply_fsdp(part, config, mesh, device)
             params |= _collect_fsdp_parameters(part, shards, shardings)
         params |= _allocate_parameters(part, unsharded, config, shardings, device)
@@ -136,11 +137,6 @@ def _replace_parameter(part: Decoder, name: str, tensor: Tensor) -> nn.Parameter
     param = nn.Parameter(tensor)
     setattr(part.get_submodule(module), leaf, param)
     return param
-
-
-def _remove_parameter(part: Decoder, name: str) -> None:
-    module, _, leaf = name.rpartition(".")
-    part.get_submodule(module).register_parameter(leaf, None)
 
 
 class ModelBuffers:

@@ -30,9 +30,8 @@ from hlat.engine.native.device import (
     set_environment,
 )
 from hlat.engine.native.layer_transforms import apply_activation_checkpointing, apply_compile
-from hlat.engine.native.model_metrics import observe_metrics
+from hlat.engine.native.model_metrics import ModelStatistics, observe_metrics
 from hlat.engine.native.model_parts import ModelBuffers, build_model_parts
-from hlat.engine.native.model_statistics import ModelStatistics
 from hlat.engine.native.pipeline_parallel import (
     DeviceBatch,
     MicroBatchRunner,

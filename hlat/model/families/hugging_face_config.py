@@ -85,7 +85,9 @@ def find_hf_config_mismatches(model: ModelConfig, config: Mapping[str, Any]) -> 
     """
     mismatches: list[str] = []
     try:
-        missing = _list_missing_sizes(find_family(config), config)
+        mappings = find_family(config).mappings
+        required = [mapping for mapping in mappings if isinstance(mapping, RequiredKey)]
+        missing = [mapping for mapping in required if config.get(mapping.key) is None]
         mismatches += [f"config.json has no {mapping.key}" for mapping in missing]
         sizes = {mapping.key: getattr(model, mapping.setting) for mapping in missing}
         other = _parse_model({**config, **sizes})
@@ -178,12 +180,6 @@ def _parse_model(config: Mapping[str, Any]) -> ModelConfig:
             f"hidden_size={model.hidden_size}, which transformers requires of {family.model_type}"
         )
     return model
-
-
-def _list_missing_sizes(family: Family, config: Mapping[str, Any]) -> list[RequiredKey]:
-    """Return the mappings of required keys that config.json lacks."""
-    required = [mapping for mapping in family.mappings if isinstance(mapping, RequiredKey)]
-    return [mapping for mapping in required if config.get(mapping.key) is None]
 
 
 def find_family(config: Mapping[str, Any]) -> Family:

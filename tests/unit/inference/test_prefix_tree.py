@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hlat.inference.prefix_tree import (
+from hlat.inference.inference_model import (
     MIN_SHARED_TOKENS,
     ScoredSequence,
     TokenQuery,

@@ -15,8 +15,8 @@ from hlat.config.resolve import resolve_config
 from hlat.config.untrusted_files import load_untrusted_yaml
 from hlat.plan.nxdt import nxdt_translation as nxdt
 from hlat.plan.nxdt.nxdt_config import UnresolvedValue, parse_nxdt_config
+from hlat.plan.nxdt.nxdt_translation import format_translation
 from hlat.plan.nxdt.translation_rules import RULES, load_key_tables
-from hlat.plan.nxdt_translation_text import format_translation
 
 REPOSITORY = Path(__file__).resolve().parents[4]
 NXDT_SOURCE = Path(os.environ.get("NXDT_SOURCE", "/nowhere"))
