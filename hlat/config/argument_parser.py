@@ -294,6 +294,13 @@ def parse_number(text: str, integer: bool, positive: bool) -> float:
     return int(value) if integer else value
 
 
+def parse_file_name(text: str, suffixes: Sequence[str]) -> Path:
+    """Return the path of a file with one of the suffixes, or raise argparse.ArgumentTypeError."""
+    if Path(text).suffix not in suffixes:
+        raise argparse.ArgumentTypeError(f"{text} must end in {' or '.join(suffixes)}")
+    return Path(text)
+
+
 def parse_size(text: str) -> int:
     """Return the bytes of a size such as 500MB, or raise argparse.ArgumentTypeError."""
     match = re.fullmatch(r"([0-9]{1,12})(KB|MB|GB)", text)

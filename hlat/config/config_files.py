@@ -15,11 +15,6 @@ _PACKAGE_HEADER = re.compile(r"\s*#\s*@package\s+(\S+)")
 """Hydra reads it only before all other comments and keys."""
 
 
-def list_config_dirs() -> list[Path]:
-    """Return the directories of config groups: `--config-dir` of the command line, then conf/."""
-    return [*list_user_config_dirs(), find_package_dir("conf")]
-
-
 def list_user_config_dirs() -> list[Path]:
     """Return the directories of `--config-dir` on the command line of this process."""
     typed = [word for flag in _CONFIG_DIR_FLAGS for word in _find_flag_values(flag, sys.argv)]
@@ -27,8 +22,12 @@ def list_user_config_dirs() -> list[Path]:
 
 
 def find_config_file(name: str) -> Path | None:
-    """Return the file of a choice such as `model/7b`; None if no directory has one."""
-    paths = [directory / f"{name}.yaml" for directory in list_config_dirs()]
+    """Return the file of a choice such as `model/7b`; None if no directory has one.
+
+    The directories are those of `--config-dir` of the command line, then conf/.
+    """
+    directories = [*list_user_config_dirs(), find_package_dir("conf")]
+    paths = [directory / f"{name}.yaml" for directory in directories]
     return next((path for path in paths if path.is_file()), None)
 
 

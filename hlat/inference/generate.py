@@ -11,6 +11,7 @@ import json
 import re
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,10 +85,12 @@ def add_sampling_settings(parser: CommandLineParser) -> None:
     max_tokens = f"default: {default.max_tokens}"
     add("--max-tokens", type=parse_positive_int, metavar="N", help=max_tokens)
     temperature = f"0: the most likely token (default: {default.temperature:g})"
-    add("--temperature", type=_parse_temperature, metavar="X", help=temperature)
+    parse_temperature = partial(parse_number, integer=False, positive=False)
+    add("--temperature", type=parse_temperature, metavar="X", help=temperature)
     top_p = "sample from the most likely tokens with this total probability"
     add("--top-p", type=_parse_top_p, metavar="X", help=f"{top_p} (default: {default.top_p:g})")
-    add("--seed", type=_parse_seed, metavar="N", help=f"default: {default.seed}")
+    parse_seed = partial(parse_number, integer=True, positive=False)
+    add("--seed", type=parse_seed, metavar="N", help=f"default: {default.seed}")
     stop = 'text that ends the generation, or ["A", "B"]; \\n is a newline'
     add("--stop", type=_parse_stop, metavar="TEXT", help=stop)
 
@@ -225,19 +228,11 @@ def _parse_path(text: str) -> Path:
     return Path(text).expanduser()
 
 
-def _parse_temperature(text: str) -> float:
-    return parse_number(text, integer=False, positive=False)
-
-
 def _parse_top_p(text: str) -> float:
     value = parse_number(text, integer=False, positive=True)
     if value > 1:
         raise argparse.ArgumentTypeError(f"{text} is above 1; use a probability such as 0.9")
     return value
-
-
-def _parse_seed(text: str) -> int:
-    return int(parse_number(text, integer=True, positive=False))
 
 
 def _parse_stop(text: str) -> tuple[str, ...]:

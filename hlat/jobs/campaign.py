@@ -113,12 +113,11 @@ def _continue(
     expanded: "ExpandedCampaign", log: "CampaignLog", arguments: argparse.Namespace
 ) -> int:
     """Start or submit the jobs that have not started; return the exit code."""
-    from hlat.jobs.campaign_execution import CampaignExecution
+    from hlat.jobs.campaign_execution import CampaignExecution, reset_stage
     from hlat.jobs.campaign_report import write_campaign_report
     from hlat.jobs.campaign_state import load_statuses
     from hlat.jobs.campaign_table import format_statuses
     from hlat.jobs.stage_job import save_jobs
-    from hlat.jobs.stage_repetition import reset_stage
 
     jobs = expanded.jobs
     statuses = load_statuses(log, jobs, False)

@@ -1,9 +1,13 @@
 """Execution of a campaign with the launcher of its last command or of this one."""
 
+import difflib
 import importlib.util
 import time
 from collections.abc import Mapping, Sequence
+from itertools import count
+from pathlib import Path
 
+from hlat.checkpoint.checkpoint_directory import format_step_name
 from hlat.config.compose import LOCAL_LAUNCHERS, compose_config
 from hlat.config.config_errors import ConfigError, ExitCode, raise_config_errors
 from hlat.evaluate.lm_eval_tasks import TaskLoader, validate_harness_installed
@@ -21,11 +25,14 @@ from hlat.jobs.kubernetes_stages import KubernetesStages
 from hlat.jobs.local_stages import LocalStages, validate_no_submitted
 from hlat.jobs.slurm_commands import HELD_BY_USER, NEVER_SATISFIED
 from hlat.jobs.stage_expansion import ExpandedCampaign
+from hlat.jobs.stage_job import StageJob, find_dependents
 from hlat.jobs.submitted_stages import SlurmStages
 
 _WAIT_INTERVAL_S = 15.0
 _STUCK_REASONS = (NEVER_SATISFIED, HELD_BY_USER)
 """Reasons of pending jobs that cannot start while no other job of the campaign runs."""
+_REPLACED_DIR = "replaced"
+_ACTIVE = (StageState.running, StageState.submitted)
 
 
 class CampaignExecution:
@@ -129,3 +136,56 @@ def validate_tasks(campaign: Campaign, is_local: bool) -> None:
         except ConfigError as error:
             problems += [f"stages.{stage.name}: {problem}" for problem in error.problems]
     raise_config_errors(problems)
+
+
+def reset_stage(
+    expanded: ExpandedCampaign,
+    statuses: Mapping[str, StageStatus],
+    log: CampaignLog,
+    name: str,
+) -> None:
+    """Move the results of a stage or job, and of those that depend on it, to `replaced/`.
+
+    Raises:
+        ConfigError: There is no such stage, or one of the jobs is active.
+    """
+    jobs = expanded.jobs
+    chosen = {job.name for job in jobs if name in (job.name, job.stage)}
+    if not chosen:
+        names = [*dict.fromkeys(name for job in jobs for name in (job.stage, job.name))]
+        near = difflib.get_close_matches(name, names, 1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
+        raise ConfigError(f"repeat={name} is not a stage; {hint}")
+    chosen |= find_dependents(jobs, chosen)
+    affected = [job for job in jobs if job.name in chosen]
+    raise_config_errors(
+        f"{job.name} is {statuses[job.name].state.value}; cancel it first: "
+        f"hlat jobs cancel {job.directory}"
+        for job in affected
+        if statuses[job.name].state in _ACTIVE
+    )
+    for job in affected:
+        for path in _list_results(expanded, job):
+            if path.exists():
+                replaced_dir = expanded.directory / _REPLACED_DIR
+                replaced_dir.mkdir(exist_ok=True)
+                targets = (replaced_dir / f"{path.name}.{number}" for number in count(1))
+                target = next(unused for unused in targets if not unused.exists())
+                path.rename(target)
+                print(f"moved {path} to {target}")
+        log.append("reset", job.name)
+
+
+def _list_results(expanded: ExpandedCampaign, job: StageJob) -> list[Path]:
+    """Return the paths that would skip or change the repeated job if they existed."""
+    if job.kind in ("train", "average"):
+        return [Path(job.result)]
+    if job.kind == "report":
+        return []
+    model = Path(job.arguments[0])
+    names = [model.name]
+    if job.step is not None:
+        names = [format_step_name(job.step)]
+    elif (model / "checkpoints").is_dir():
+        names = [path.name for path in (model / "checkpoints").iterdir()]
+    return [Path(job.result) / f"{name}.json" for name in names]

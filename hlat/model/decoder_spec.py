@@ -28,8 +28,6 @@ from hlat.model.activation_spec import (
 )
 from hlat.model.attention_spec import get_attention_spec
 from hlat.model.mlp_spec import (
-    StatisticsSize,
-    StepMetricValue,
     get_layer_mlp_kind,
     get_layer_mlp_spec,
     get_mlp_spec,
@@ -210,18 +208,6 @@ def compute_flops_per_token(model: ModelConfig, sequence_length: int) -> float:
         for layer, count in Counter(group_layers(model)).items()
     )
     return 3.0 * (layers + compute_output_flops(model))
-
-
-def get_statistics_size(model: ModelConfig) -> StatisticsSize | None:
-    """Return the number of statistics of a layer over a training step; None without any."""
-    return get_mlp_spec(model).get_statistics_size(model)
-
-
-def compute_step_metrics(
-    model: ModelConfig, counts: list[list[int]], sums: list[list[float]]
-) -> dict[str, StepMetricValue]:
-    """Return metrics of a step from the statistics of each layer over the global batch."""
-    return get_mlp_spec(model).compute_step_metrics(model, counts, sums)
 
 
 def list_layer_activations(

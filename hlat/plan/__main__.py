@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from hlat.config.argument_parser import (
     CommandLineParser,
+    parse_file_name,
     parse_number,
     run_and_exit,
     run_command,
@@ -71,7 +72,6 @@ example:
 
 docs/nxdt.md lists the keys."""
 
-_FIGURE_SUFFIXES = (".png", ".svg")
 _NUM_NEAREST = 3
 
 
@@ -144,7 +144,8 @@ def _plan_study(arguments: argparse.Namespace) -> ExitCode:
 def _add_output_settings(parser: CommandLineParser, figure_help: str) -> None:
     add = parser.add_argument
     add("--json", action="store_true", help="print all numbers as JSON")
-    add("--figure", type=_parse_figure_path, metavar="FILE", help=figure_help)
+    parse_name = partial(parse_file_name, suffixes=(".png", ".svg"))
+    add("--figure", type=parse_name, metavar="FILE", help=figure_help)
 
 
 def _parse_mfu(text: str) -> float:
@@ -155,12 +156,6 @@ def _parse_mfu(text: str) -> float:
     if not 0 < value <= 1:
         raise argparse.ArgumentTypeError(f"{text} is not a fraction above 0, up to 1, such as 0.4")
     return value
-
-
-def _parse_figure_path(text: str) -> Path:
-    if Path(text).suffix not in _FIGURE_SUFFIXES:
-        raise argparse.ArgumentTypeError(f"{text} must end in {' or '.join(_FIGURE_SUFFIXES)}")
-    return Path(text)
 
 
 def _print_result(arguments: argparse.Namespace, summary: Any, lines: Iterable[str]) -> None:

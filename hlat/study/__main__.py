@@ -4,12 +4,14 @@ import argparse
 import difflib
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hlat.config.argument_parser import (
     CommandLineParser,
     build_list_parser,
+    parse_file_name,
     run_and_exit,
     run_command,
 )
@@ -34,7 +36,6 @@ examples:
   hlat runs export=runs.parquet
 
 See docs/studies.md."""
-_FILE_SUFFIXES = (".csv", ".parquet")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -52,7 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--group", type=parse_names, metavar="A,B", help="summarize the runs with equal columns")
     compare = "what differs between runs; of one setting: its values, paired by seed"
     add("--compare", type=parse_names, metavar="A,B", help=compare)
-    add("--export", type=_parse_export_path, metavar="FILE", help="write csv or parquet")
+    parse_name = partial(parse_file_name, suffixes=(".csv", ".parquet"))
+    add("--export", type=parse_name, metavar="FILE", help="write csv or parquet")
     add("--rebuild", action="store_true", help="read all runs again")
     arguments = parser.parse(argv)
     return run_command(lambda: _run(arguments), "the runs cannot be read")
@@ -113,12 +115,6 @@ def _select_names(runs: "index_file.RunList", names: Sequence[str]) -> "index_fi
     if len(names) < 2:
         raise ConfigError(f"compare={','.join(names)}: give at least two runs")
     return runs.select([by_name[name] for name in names])
-
-
-def _parse_export_path(text: str) -> Path:
-    if Path(text).suffix not in _FILE_SUFFIXES:
-        raise argparse.ArgumentTypeError(f"{text} must end in {' or '.join(_FILE_SUFFIXES)}")
-    return Path(text)
 
 
 if __name__ == "__main__":

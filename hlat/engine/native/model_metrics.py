@@ -13,8 +13,7 @@ from hlat.config.model import ModelConfig
 from hlat.distributed.device_mesh import ParallelMesh
 from hlat.distributed.object_group import ObjectGroup
 from hlat.model.decoder import Decoder
-from hlat.model.decoder_spec import compute_step_metrics, get_statistics_size
-from hlat.model.mlp_spec import StepMetricValue
+from hlat.model.mlp_spec import StepMetricValue, get_mlp_spec
 from hlat.model.step_statistics import StepStatistics
 
 Record = Callable[[str, Tensor], None]
@@ -80,7 +79,7 @@ class ModelStatistics:
         device: torch.device,
     ) -> None:
         self._model, self._mesh, self._device = model, mesh, device
-        self._size = get_statistics_size(model)
+        self._size = get_mlp_spec(model).get_statistics_size(model)
         self._modules = {
             int(layer): module
             for part in parts
@@ -120,7 +119,8 @@ class ModelStatistics:
                 counts[layer], sums[layer] = module.counts, module.sums
         for tensor in (counts, sums):
             self._all_reduce(tensor)
-        return compute_step_metrics(self._model, counts.tolist(), sums.tolist())
+        spec = get_mlp_spec(self._model)
+        return spec.compute_step_metrics(self._model, counts.tolist(), sums.tolist())
 
     def _all_reduce(self, tensor: Tensor) -> None:
         self._mesh.dp.all_reduce(tensor)

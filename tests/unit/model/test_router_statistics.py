@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from hlat.config.model import ModelConfig
 from hlat.model.computation_settings import replace_settings
-from hlat.model.decoder_spec import compute_step_metrics
-from hlat.model.mlp_spec import RouterScoring
+from hlat.model.mlp_spec import RouterScoring, StepMetricValue, get_mlp_spec
 from hlat.model.step_statistics import StepStatistics
 from tests.unit.model.test_moe import MODEL, build_moe, sample_input
 
@@ -66,6 +66,12 @@ def test_recomputation_and_evaluation_are_not_counted() -> None:
     with torch.no_grad():
         layer(sample_input())
     assert statistics.counts.sum() == 3 * 7 * 2
+
+
+def compute_step_metrics(
+    model: ModelConfig, counts: list[list[int]], sums: list[list[float]]
+) -> dict[str, StepMetricValue]:
+    return get_mlp_spec(model).compute_step_metrics(model, counts, sums)
 
 
 def test_metrics_of_layers() -> None:
