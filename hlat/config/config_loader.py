@@ -299,13 +299,12 @@ def _refuse_hidden_choices(config_search_path: ConfigSearchPath) -> None:
         return
     conf = find_package_dir("conf")
     names = [file.relative_to(conf) for file in conf.rglob("*.yaml")]
-    if problems := [
+    raise_config_errors(
         f"{directory / name} is not read, since conf/{name} has the same name; rename it"
         for directory in directories
         for name in names
         if (directory / name).is_file()
-    ]:
-        raise ConfigError(*problems)
+    )
 
 
 def _list_user_dirs(config_search_path: ConfigSearchPath) -> list[Path]:

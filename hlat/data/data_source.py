@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from hlat.config.config_errors import ConfigError
+from hlat.config.config_errors import ConfigError, raise_config_errors
 from hlat.config.data import DataConfig
 from hlat.data import text_column
 from hlat.data.arrow_dataset import ArrowDataset
@@ -184,8 +184,7 @@ def open_data_sources(data: DataConfig, seed: int) -> dict[str, DataSource]:
         except ConfigError as error:
             problems.extend(error.problems)
     problems += _find_shared_files(files_by_key)
-    if problems:
-        raise ConfigError(*dict.fromkeys(problems))
+    raise_config_errors(dict.fromkeys(problems))
     return sources
 
 

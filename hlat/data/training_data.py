@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hlat.config.batch import BatchConfig
-from hlat.config.config_errors import ConfigError
+from hlat.config.config_errors import ConfigError, raise_config_errors
 from hlat.config.data import DataConfig
 from hlat.config.phase import PhaseConfig
 from hlat.config.run_identity import collect_data_settings
@@ -84,8 +84,7 @@ def _validate_lost_text(data: DataConfig, lost_text: Mapping[str, LostText]) -> 
         )
         for name, lost in lost_text.items()
     ]
-    if any(problems):
-        raise ConfigError(*filter(None, problems))
+    raise_config_errors(filter(None, problems))
 
 
 def _validate_has_tokens(

@@ -103,7 +103,9 @@ def _serve(arguments: argparse.Namespace) -> ExitCode | int:
         )
     if _should_use_vllm(arguments.backend):
         return _serve_with_vllm(arguments, name)
-    _validate_installed()
+    missing = [name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"hlat serve needs {' and '.join(missing)}: pip install 'hlat[serve]'")
     from hlat.inference import model_source
     from hlat.inference.inference_config import build_inference_config
     from hlat.inference.text_generator import open_text_generator
@@ -120,12 +122,6 @@ def _serve(arguments: argparse.Namespace) -> ExitCode | int:
     print(f"loading {source.location}", file=sys.stderr, flush=True)
     with open_text_generator(source, config) as generator:
         return _run_server(generator, name, arguments.host, arguments.port)
-
-
-def _validate_installed() -> None:
-    missing = [name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ConfigError(f"hlat serve needs {' and '.join(missing)}: pip install 'hlat[serve]'")
 
 
 def _run_server(generator: "TextGenerator", name: str, host: str, port: int) -> ExitCode:

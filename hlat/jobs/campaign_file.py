@@ -12,7 +12,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
 
-from hlat.config.config_errors import ConfigError
+from hlat.config.config_errors import ConfigError, raise_config_errors
 from hlat.config.override_keys import find_repeated_keys
 from hlat.config.package_dirs import find_package_dir
 from hlat.config.untrusted_files import format_value, load_untrusted_yaml
@@ -174,8 +174,7 @@ def load_campaign(file: Path) -> Campaign:
     if not isinstance(root, str) or not root:
         problems.append(f"root: {format_value(root)} is not the path of a directory")
     problems += parser.problems or find_graph_problems(stages)
-    if problems:
-        raise ConfigError(*(f"{file}: {problem}" for problem in problems))
+    raise_config_errors(f"{file}: {problem}" for problem in problems)
     sorted_stages = sort_stages(stages)
     return Campaign(
         str(name), sorted_stages, str(root), train, evaluate, launcher, source_dir=file.parent

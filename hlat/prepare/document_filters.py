@@ -117,7 +117,10 @@ class DocumentFilter:
                 reason = f"{type(error).__name__}: {error}".splitlines()[0]
                 raise ConfigError(f"{name} failed at {location} ({reason})") from error
             if result is None:
-                self._record_removed(name, text)
+                self.removed[name] += 1
+                samples = self.samples.setdefault(name, [])
+                if len(samples) < NUM_REMOVED_SAMPLES:
+                    samples.append(text[:MAX_SAMPLE_CHARACTERS])
                 return None
             if not isinstance(result, str):
                 raise ConfigError(
@@ -129,12 +132,6 @@ class DocumentFilter:
             return text.encode()
         except UnicodeEncodeError as error:
             raise ConfigError(f"the text after all filters is not UTF-8 at {location}") from error
-
-    def _record_removed(self, name: str, text: str) -> None:
-        self.removed[name] += 1
-        samples = self.samples.setdefault(name, [])
-        if len(samples) < NUM_REMOVED_SAMPLES:
-            samples.append(text[:MAX_SAMPLE_CHARACTERS])
 
 
 def _build_steps(settings: FilterSettings) -> Iterator[tuple[str, _TextFilter]]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hlat.config.bounds import find_bounds_violations
-from hlat.config.config_errors import ConfigError, raise_config_errors
+from hlat.config.config_errors import raise_config_errors
 from hlat.config.run import Config
 from hlat.distributed import rank_environment
 from hlat.engine.neuron.neuron_environment import build_neuron_environment
@@ -86,8 +86,7 @@ def validate_kubernetes_settings(settings: KubernetesLauncherConfig) -> None:
 def validate_kubernetes_jobs(configs: Sequence[Config], settings: KubernetesLauncherConfig) -> None:
     """Raise ConfigError if the settings contradict the configuration of a run."""
     problems = [problem for config in configs for problem in _find_job_problems(config, settings)]
-    if problems:
-        raise ConfigError(*dict.fromkeys(problems))
+    raise_config_errors(dict.fromkeys(problems))
 
 
 def _find_pod_problems(settings: KubernetesLauncherConfig) -> Iterator[str]:

@@ -17,7 +17,7 @@ from hydra.core.utils import JobReturn
 
 from hlat.config import frozen_config
 from hlat.config.command_job import CommandJob
-from hlat.config.config_errors import ConfigError, ExitCode
+from hlat.config.config_errors import ConfigError, ExitCode, raise_config_errors
 from hlat.distributed import rank_environment
 
 from .._hourly_cost import format_hourly_cost
@@ -129,8 +129,7 @@ class SkyPilotLauncher(SchedulerLauncher):
                     f"hardware.nodes={job.num_nodes} of {job.instance_type} need EFA, and SkyPilot "
                     "attaches it to GPUs only; use hydra/launcher=slurm or kubernetes"
                 )
-        if problems:
-            raise ConfigError(*dict.fromkeys(problems))
+        raise_config_errors(dict.fromkeys(problems))
 
 
 def build_task(job: JobSpec, directory: Path, settings: SkyPilotLauncherConfig) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from hlat.checkpoint.checkpoint_errors import (
     raise_problems,
 )
 from hlat.checkpoint.checkpoint_manifest import COMMIT_MARKER, TensorRecord
-from hlat.config.config_errors import ConfigError
+from hlat.config.config_errors import ConfigError, raise_config_errors
 from hlat.config.model import ModelConfig
 from hlat.distributed.state_shard import StateShard
 from hlat.distributed.tensor_slice import build_full_slice
@@ -240,8 +240,7 @@ def _load_validated_records(
 def _validate_model_config(path: Path, model: ModelConfig) -> str:
     """Raise ConfigError if config.json does not fit the model; return its model_type."""
     config = _load_json(path / "config.json")
-    if problems := hugging_face_config.find_hf_config_mismatches(model, config):
-        raise ConfigError(*problems)
+    raise_config_errors(hugging_face_config.find_hf_config_mismatches(model, config))
     return str(config["model_type"])
 
 

@@ -118,10 +118,7 @@ class ModelStatistics:
             if module.counts is not None and module.sums is not None:
                 counts[layer], sums[layer] = module.counts, module.sums
         for tensor in (counts, sums):
-            self._all_reduce(tensor)
+            self._mesh.dp.all_reduce(tensor)
+            self._mesh.pp.all_reduce(tensor)
         spec = get_mlp_spec(self._model)
         return spec.compute_step_metrics(self._model, counts.tolist(), sums.tolist())
-
-    def _all_reduce(self, tensor: Tensor) -> None:
-        self._mesh.dp.all_reduce(tensor)
-        self._mesh.pp.all_reduce(tensor)
