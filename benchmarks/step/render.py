@@ -134,6 +134,25 @@ def render_experts(result: Json) -> str:
     return "\n\n".join([table(header, rows), machine(result)])
 
 
+def render_attention(result: Json) -> str:
+    """Return the table of attention, for each shape and recipe."""
+    header = ["sequences, heads, groups, tokens, head size", "recipe", "", "CPU time, ms"]
+    rows = [
+        [
+            ", ".join(map(str, row["shape"])),
+            row["recipe"],
+            row["contestant"],
+            format_spread(row["seconds"], ".1f", 1e-3),
+            format_spread(row["ratio"], ".2f"),
+            f"{row['error']:.1e}",
+        ]
+        for row in result["rows"]
+    ]
+    return "\n\n".join(
+        [table([*header, "relative to torch", "relative error"], rows), machine(result)]
+    )
+
+
 TABLES: dict[str, tuple[str, Callable[[Json], str]]] = {
     "step": ("result.json", render_step),
     "moe": ("moe.json", render_step),
@@ -141,6 +160,7 @@ TABLES: dict[str, tuple[str, Callable[[Json], str]]] = {
     "optimizer update": ("optimizer_update.json", render_optimizer_update),
     "optimizer step": ("optimizer_step.json", render_optimizer_step),
     "experts": ("experts.json", render_experts),
+    "attention": ("attention_blocks.json", render_attention),
 }
 
 
