@@ -48,10 +48,12 @@ def run_command(command: str, folder: Path) -> "subprocess.CompletedProcess[str]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, small: list[str]) -> Path:
-    """Return a directory with the runs x, a and b of ten steps, signed with key.pem."""
+    """Return a directory with the runs x, a and b of ten steps, with averages, signed with key.pem."""
     runner = Runner(tmp_path_factory.mktemp("commands"), small)
     assert run_command("hlat checkpoint keygen key.pem", runner.folder).returncode == 0
-    signed = runner.run("run.name=x", "run.steps=10", "checkpoint.signing_key=key.pem")
+    signed = runner.run(
+        "run.name=x", "run.steps=10", "optimizer.ema_decay=0.9", "checkpoint.signing_key=key.pem"
+    )
     assert signed.returncode == 0
     for name in ("a", "b"):
         shutil.copytree(runner.folder / "runs/x", runner.folder / "runs" / name)

@@ -33,6 +33,8 @@ def corners(study):
 @pytest.mark.slow_after(1)
 def test_train_a_point_of_a_study(runner, study, corner):
     point = corners(study)[corner]
+    if "batch.ramp.start=2" in point:
+        point.append("batch.micro_batch_size=2")
     done = runner.run(f"+sweep={study}", *point, "run.steps=2", "run.name=x")
     assert done.returncode == 0, done.stderr
     assert len(runner.losses("x")) == 2
