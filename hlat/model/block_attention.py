@@ -61,24 +61,23 @@ class _CausalBlockAttention(torch.autograd.Function):
             outputs.append(_split_queries(torch.bmm(p_PMK, v_PSD[:, :end]), end - start))
             probabilities.append(p_PMK)
         y_BNSD = torch.cat(outputs, 2).view(q_BNSD.shape)
-        ctx.save_for_backward(q_BNSD, k_BGSD, v_BGSD, y_BNSD, *probabilities)
+        ctx.save_for_backward(q_BNSD, k_BGSD, v_BGSD, *probabilities)
         ctx.scale = scale
         return y_BNSD
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_BNSD: Tensor) -> tuple[Tensor | None, ...]:
-        q_BNSD, k_BGSD, v_BGSD, y_BNSD, *probabilities = ctx.saved_tensors
+        q_BNSD, k_BGSD, v_BGSD, *probabilities = ctx.saved_tensors
         num_groups = k_BGSD.shape[1]
         k_PSD, v_PSD = k_BGSD.flatten(0, 1), v_BGSD.flatten(0, 1)
         q_PRSD, grad_PRSD = (_group_queries(x, num_groups) for x in (q_BNSD, grad_BNSD))
-        delta_PRS = _group_queries((grad_BNSD.float() * y_BNSD.float()).sum(-1), num_groups)
         grad_q, grad_k, grad_v = [], [], []
         for (start, end), p_PMK in zip(_iter_blocks(q_BNSD.shape[2]), probabilities, strict=True):
             q_PMD, grad_PMD = (x[:, :, start:end].flatten(1, 2) for x in (q_PRSD, grad_PRSD))
-            delta_PM1 = delta_PRS[:, :, start:end].flatten(1, 2).unsqueeze(-1)
             grad_p_PMK = torch.bmm(grad_PMD, v_PSD[:, :end].transpose(1, 2)).float()
-            grad_scores_PMK = (p_PMK * (grad_p_PMK - delta_PM1) * ctx.scale).to(k_PSD.dtype)
+            mean_PM1 = (p_PMK * grad_p_PMK).sum(-1, keepdim=True)
+            grad_scores_PMK = (p_PMK * (grad_p_PMK - mean_PM1) * ctx.scale).to(k_PSD.dtype)
             grad_q.append(_split_queries(torch.bmm(grad_scores_PMK, k_PSD[:, :end]), end - start))
             grad_k.append(torch.bmm(grad_scores_PMK.transpose(1, 2), q_PMD))
             grad_v.append(torch.bmm(p_PMK.transpose(1, 2), grad_PMD))

@@ -14,9 +14,9 @@ from torch import Tensor
 from hlat.model.attention_kernels import attend
 from hlat.model.block_attention import causal_block_attention
 
-TOLERANCES = {torch.float32: 2e-5, torch.bfloat16: 4e-2}
-"""Largest error relative to the largest element of the tensor, or to 1 if that is smaller. In bf16 the backward pass
-multiplies the rounded output by the gradient, as the kernel of torch does, see test_attention_kernels.py."""
+TOLERANCES = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
+"""Largest error relative to the largest element of the tensor, or to 1 if that is smaller. 700 random cases in bf16: at
+most 0.016, and 0.024 for the kernel of torch."""
 SCALE = 0.3
 
 
