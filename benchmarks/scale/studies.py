@@ -4,10 +4,10 @@ Usage: PYTHONPATH=. python benchmarks/scale/studies.py [--only NAME ...] [--max-
            [--limit SECONDS] [--render]
 (prints a table, writes studies.json and the table in README.md)
 
-Each operation is a process of its own at three sizes. Its inputs are written by study_inputs.py
-before, in another process. The metric is the processor time of the process and its children, as it
-depends little on other load. With --only or --max-size, the other results in studies.json are
-kept. A process that exceeds the limit is stopped and has no result.
+Each operation runs in a separate process at three sizes. Another process writes its inputs before
+(study_inputs.py). The metric is the processor time of the process and its children, as it
+depends little on other load. With --only or --max-size, the other results in studies.json
+remain. A process that exceeds the limit is stopped and has no result.
 """
 
 import argparse
@@ -150,7 +150,7 @@ def measure_repeatedly(name: str, size: int, directory: Path, limit_s: float) ->
 
 
 def prepare(inputs: str, size: int, directory: Path) -> None:
-    """Write the inputs of operations in another process, whose memory is not measured."""
+    """Write the inputs of operations in another process, so that its memory is not measured."""
     words = ["-m", "benchmarks.scale.study_inputs", inputs, str(size), str(directory)]
     subprocess.run([sys.executable, *words], check=True)
 
