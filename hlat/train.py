@@ -15,7 +15,7 @@ from hlat.config import entry_point
 from hlat.config.config_errors import ExitCode
 from hlat.config.frozen_config import format_run_config
 from hlat.config.run import Config
-from hlat.config.run_steps import compute_total_steps
+from hlat.config.run_steps import compute_total_steps, is_diagnosed
 from hlat.distributed import exit_record, rank_environment
 from hlat.recovery import signal_handler
 from hlat.recovery.garbage_collection import pause_garbage_collection
@@ -127,9 +127,9 @@ def train(
         if loader.stage_name != stage:
             stage = loader.stage_name
             tracker.log_event("phase", state.step, name=stage)
-        lr = compute_lr(state.step, config)
+        lr, diagnose = compute_lr(state.step, config), is_diagnosed(state.step + 1, config)
         with fault_tolerance.profile(state.step + 1):
-            device_metrics = engine.train_step(sequences, lr)
+            device_metrics = engine.train_step(sequences, lr, diagnose)
         state = state.after_step(config.batch)
         is_last = state.step == total_steps
         stop_requested = fault_tolerance.step() and not is_last

@@ -133,9 +133,10 @@ def validate_optimizer(config: Config) -> Iterator[str]:
 
 
 def validate_metrics(config: Config) -> Iterator[str]:
-    """Require that metrics of extensions are computed at steps that are logged."""
+    """Require that metrics of extensions and diagnostics are computed at steps that are logged."""
     tracking, log_every = config.tracking, config.run.log_every
-    if tracking.metrics and log_every > 0 and tracking.metrics_every % log_every:
+    is_computed = tracking.metrics or tracking.diagnostics
+    if is_computed and log_every > 0 and tracking.metrics_every % log_every:
         yield (
             f"tracking.metrics_every={tracking.metrics_every} is not a multiple of "
             f"run.log_every={log_every}; use {log_every} or a multiple of it"

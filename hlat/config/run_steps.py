@@ -36,6 +36,11 @@ def compute_extension(config: Config, step: int) -> dict[str, int]:
     return {**changes, "schedule.total_steps": count_full_batches(last_step, batch)}
 
 
+def is_diagnosed(step: int, config: Config) -> bool:
+    """Return True if the run logs diagnostics of `step`."""
+    return config.tracking.diagnostics and step % config.tracking.metrics_every == 0
+
+
 def is_milestone(step: int, config: Config) -> bool:
     """Return True if the run saves the weights of `step` permanently, in milestones/."""
     interval, batch = config.checkpoint.milestone_tokens, config.batch

@@ -65,8 +65,12 @@ class TrackingConfig:
     metrics: list[str] = field(default_factory=list)
     """Metrics of extensions to compute and log (docs/guides/own-idea.md)."""
     metrics_every: int = bounded(10, min=1)
-    """Steps between computations of `metrics`, each of which is a forward pass of a micro batch; a
-    multiple of run.log_every."""
+    """Steps between computations of `metrics`, each a forward pass of a micro batch, and of
+    `diagnostics`; a multiple of run.log_every."""
+    diagnostics: bool = False
+    """Log quantities that show an instability: largest logits of attention and output, size of the
+    update, weights that it leaves unchanged, and the ratio of gradients to their second moment
+    (docs/tracking.md). They need a forward pass of one sequence and a copy of the weights."""
     report: bool | None = None
     """Write report.html and figures/ at the end of a run; null: true, but false for a point of a
     sweep on this machine, which ends with a comparison. `hlat report RUN` writes them too."""

@@ -267,7 +267,9 @@ class Engine(Protocol):
         State tensors that start as the weights are set to them.
         """
 
-    def train_step(self, sequences: PackedSequences, learning_rate: float) -> DeviceMetrics:
+    def train_step(
+        self, sequences: PackedSequences, learning_rate: float, diagnose: bool = False
+    ) -> DeviceMetrics:
         """Run one optimizer step over all micro batches without waiting for the device.
 
         Non-finite gradients leave weights, optimizer state and step counts bit-identical.
@@ -275,6 +277,8 @@ class Engine(Protocol):
         Args:
             sequences: Shard of this data-parallel rank, [global_batch_size / dp, sequence_length].
             learning_rate: Rate of this step.
+            diagnose: Add the columns of tracking.diagnostics to `StepMetrics.model_metrics` on rank
+                0. The step is the same to the last bit.
         """
 
     def start_recording(self) -> StepRecording:

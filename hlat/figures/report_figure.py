@@ -210,6 +210,13 @@ METRIC_PANELS = (
     ("grad_norm", "Gradient norm", "l2, before clipping"),
     ("param_norm", "Parameter norm", "l2, all weights"),
     ("learning_rate", "Learning rate", ""),
+    ("attention_logit_max", "Largest attention logit", ""),
+    ("output_logit_max", "Largest output logit", ""),
+    ("output_log_z", "log Z of the output", "nats"),
+    ("update_rms", "Size of the update", "RMS / learning rate"),
+    ("unchanged_weights", "Weights that the step leaves unchanged", "fraction"),
+    ("moment_ratio_rms", "Gradient relative to its second moment", "RMS, largest"),
+    ("moment_underflow", "Second moments below the square of eps", "fraction"),
 )
 """Column of metrics.jsonl, title and unit."""
 

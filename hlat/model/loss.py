@@ -68,6 +68,28 @@ def compute_logits(x_NH: Tensor, head_VH: Tensor, softcap: float | None = None) 
     return logits_NV if softcap is None else softcap * torch.tanh(logits_NV / softcap)
 
 
+@torch.no_grad()
+def compute_logit_statistics(
+    x_BSH: Tensor,
+    head_VH: Tensor,
+    vocab_shard: VocabShard = FULL_VOCAB,
+    softcap: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return the largest logit, and the mean over positions of log(sum(exp(logits))), in fp32.
+
+    Both cover the full vocabulary and all positions.
+    """
+    x_NH, maxima, log_sums = x_BSH.flatten(0, 1), [], []
+    chunk_size = logit_chunk_size(len(head_VH))
+    for x_CH in torch.split(x_NH, chunk_size):
+        logits_CV = compute_logits(x_CH, head_VH, softcap).float()
+        no_targets_C = torch.full((len(x_CH),), IGNORE_INDEX, device=x_CH.device)
+        max_C1, sums_C1, _ = _exp_and_cross_entropy_(logits_CV, no_targets_C, vocab_shard)
+        maxima.append(max_C1.amax())
+        log_sums.append(max_C1 + sums_C1.log())
+    return torch.stack(maxima).amax(), torch.cat(log_sums).mean()
+
+
 def linear_cross_entropy(
     x_BSH: Tensor,
     head_VH: Tensor,

@@ -1,6 +1,6 @@
 """Training engine on PyTorch only, for one or many processes on any torch device."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -39,6 +39,7 @@ from hlat.engine.native.pipeline_parallel import (
     SequentialRunner,
 )
 from hlat.engine.native.sharded_parameters import ShardedParameters
+from hlat.engine.native.step_diagnostics import StepDiagnostics
 from hlat.engine.native.tensor_parallel import TensorParallelRegions
 from hlat.engine.native.trainable_parameters import TrainableParameters
 from hlat.engine.state_shards import copy_weights, init_weights, iter_state_shards
@@ -57,6 +58,7 @@ class NativeEngine:
 
     parallel_state = ParallelState()
     device = ""
+    _diagnostics: StepDiagnostics | None = None
 
     def run_device_checks(self, config: Config) -> DeviceReport:
         """Check matmuls and collectives against known results."""
@@ -102,11 +104,14 @@ class NativeEngine:
         copies = list_weight_copies(self.config.optimizer, self._specs.values())
         copy_weights(self.state_shards(), copies)
 
-    def train_step(self, sequences: PackedSequences, learning_rate: float) -> dict[str, Tensor]:
+    def train_step(
+        self, sequences: PackedSequences, learning_rate: float, diagnose: bool = False
+    ) -> dict[str, Tensor]:
         """Run one optimizer step over all micro batches without waiting for the device."""
         params = self.params
         assert isinstance(params, TrainableParameters), "the engine was built with training=False"
         self._sync_stale_params()
+        self._diagnostics = self._observe_logits(sequences) if diagnose else None
         num_targets = self._count_global_target_tokens(sequences)
         scale = 1 / num_targets if num_targets else 0.0  # without targets, no auxiliary loss either
         num_sequences, length = sequences.tokens.shape
@@ -118,10 +123,14 @@ class NativeEngine:
         set_loss_factor(self.model_parts.values(), scale * (length - 1) / self._mesh.tp.size)
         loss = self._runner.backward(self._build_batch(sequences), size, scale)
         gradients = params.collect_gradients()
-        loss, grad_norm = self._all_reduce_metrics(loss, params.select_owned_rows(gradients))
+        loss, grad_norm = self._all_reduce_metrics(loss, gradients)
         self._clip_gradients(grad_norm)
         skip = ~torch.isfinite(grad_norm)
+        if self._diagnostics is not None:
+            self._diagnostics.start_update(params, learning_rate)
         params.step(learning_rate, skip)
+        if self._diagnostics is not None:
+            self._diagnostics.finish_update(params, gradients)
         self._statistics.update_buffers(skip)
         self._num_skipped += skip
         return {"loss": loss, "grad_norm": grad_norm}
@@ -197,12 +206,12 @@ class NativeEngine:
             loss = total / max(1, int(metrics["num_targets"]))
             return StepMetrics(loss, token_losses=token_losses)
         weights = {name: self.params.get_state(name)["weights"] for name in self.params.shards}
-        _, param_norm = self._all_reduce_metrics(
-            metrics["loss"], self.params.select_owned_rows(weights)
-        )
+        _, param_norm = self._all_reduce_metrics(metrics["loss"], weights)
         values = torch.stack([metrics["loss"], metrics["grad_norm"], param_norm, self._num_skipped])
         mean_loss, *norms, num_skipped = values.tolist()
         model_metrics = self._statistics.compute_metrics()
+        if self._diagnostics is not None:
+            model_metrics |= self._diagnostics.gather(self.parallel_state.world_group)
         return StepMetrics(
             mean_loss, norms[0], norms[1], int(num_skipped), model_metrics=model_metrics
         )
@@ -267,6 +276,15 @@ class NativeEngine:
             self.params.sync_model_params()
             self._params_stale = False
 
+    @torch.no_grad()
+    def _observe_logits(self, sequences: PackedSequences) -> StepDiagnostics:
+        """Compute the first sequence of each rank; that of the first one is the global batch's."""
+        diagnostics = StepDiagnostics(self.config, is_observed=self._mesh.dp.rank == 0)
+        with diagnostics.observe_logits(self.model_parts.values(), self._regions):
+            self._runner.forward(self._build_batch(sequences).split(1)[0], None)
+        self._reshard()
+        return diagnostics
+
     def _reshard(self) -> None:
         """Free the parameters that a forward pass gathered."""
         if fsdp.uses_fsdp(self.config, self._mesh):
@@ -329,8 +347,11 @@ class NativeEngine:
             torch.nn.utils.clip_grads_with_norm_(params, max_norm, grad_norm)
 
     @record_range("optimizer")
-    def _all_reduce_metrics(self, loss: Tensor, tensors: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """Return the sum of the loss and the norm of sharded tensors over ranks."""
+    def _all_reduce_metrics(
+        self, loss: Tensor, values: Mapping[str, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Return the sum of the loss and the norm of values like `optimizer_params` over ranks."""
+        tensors = [*self.params.select_owned_rows(values).values()]
         if self._mesh.world_size == 1:
             return loss, compute_global_norm(tensors)
         zero = torch.zeros_like(loss)

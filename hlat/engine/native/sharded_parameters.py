@@ -61,13 +61,13 @@ class ShardedParameters:
         local = self.local_params[name]
         return local.sharding.owns_rows(local.shard.shape[0], self.updated_rows[name])
 
-    def select_owned_rows(self, tensors: Mapping[str, Tensor]) -> list[Tensor]:
+    def select_owned_rows(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Select the rows that this rank counts in norms from tensors like `updated_params`."""
-        return [
-            tensor[: self.shards[name].num_owned_rows]
+        return {
+            name: tensor[: self.shards[name].num_owned_rows]
             for name, tensor in tensors.items()
             if self.owns(name) and self.shards[name].num_owned_rows
-        ]
+        }
 
     def get_state(self, name: str) -> dict[str, Tensor]:
         """Return the tensors of a parameter that checkpoints contain, by key."""

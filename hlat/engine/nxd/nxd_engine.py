@@ -89,8 +89,11 @@ class NxdEngine:
         """Set the weights to their initial values."""
         init_weights(self.state_shards(), self._specs, self.config, self._host_axes["tp"])
 
-    def train_step(self, sequences: PackedSequences, learning_rate: float) -> dict[str, Tensor]:
+    def train_step(
+        self, sequences: PackedSequences, learning_rate: float, diagnose: bool = False
+    ) -> dict[str, Tensor]:
         """Run one optimizer step over all micro batches without waiting for the device."""
+        assert not diagnose, "the capability table forbids tracking.diagnostics"
         self._sync_stale_params()
         loss = self._backward(self._build_batch(sequences))
         self.params.base_optimizer.set_lr(learning_rate)
