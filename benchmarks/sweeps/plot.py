@@ -31,10 +31,10 @@ from hlat.config.compose import register_configs
 from hlat.config.package_dirs import find_package_dir
 from hlat.config.resolve import resolve_config
 from hlat.config.study import StudyConfig
+from hlat.study.difference_format import format_interval, format_metric, format_p_value
 from hlat.study.paired_test import PointRuns, compute_mean_interval
 from hlat.study.run_record import RunRecord, get_numbers, load_run_record
 from hlat.study.study_analysis import Comparison, analyze_study, format_verdict
-from hlat.study.study_result import format_interval, format_metric, format_p_value
 
 HERE = Path(__file__).resolve().parent
 BLOCKS = 50

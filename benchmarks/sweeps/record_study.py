@@ -16,16 +16,12 @@ from typing import Any
 from matplotlib import rc_context
 from omegaconf import OmegaConf
 
-from hlat.report.study_figures import build_study_figures, build_tuning_figures
-from hlat.study.lr_tuning import build_tuning_table, summarize_tunings
+from hlat.report.comparison_writer import build_result_figures
+from hlat.study.lr_tuning import summarize_tunings
 from hlat.study.run_comparison import load_run_records
 from hlat.study.run_record import RunRecord
-from hlat.study.study_result import (
-    StudyResult,
-    build_effect_table,
-    build_point_table,
-    build_study_result,
-)
+from hlat.study.study_result import StudyResult, build_study_result
+from hlat.study.study_tables import build_point_table, build_result_tables
 from hlat.tracking.text_format import format_markdown_table
 
 HERE = Path(__file__).resolve().parent
@@ -64,11 +60,13 @@ def set_baseline(record: RunRecord, baseline: str) -> RunRecord:
 
 def format_tables(result: StudyResult) -> str:
     """Return the tables and the verdicts in Markdown."""
-    if result.tunings:
-        tables = [build_tuning_table(result.tunings)]
-    else:
-        tables = [build_point_table(result), build_effect_table(result)]
-    parts = ["\n".join(format_markdown_table(*table)) for table in tables]
+    tables = build_result_tables(result)
+    if not result.tunings:
+        tables = {"Points": build_point_table(result), **tables}
+    parts = [
+        f"{caption}:\n\n" + "\n".join(format_markdown_table(*table))
+        for caption, table in tables.items()
+    ]
     parts.append("\n".join(f"* {verdict}" for verdict in result.verdicts))
     return "\n\n".join(parts) + "\n"
 
@@ -96,8 +94,7 @@ def main() -> None:
     recorded.write_text(json.dumps(content) + "\n")
     text = format_tables(result)
     recorded.with_suffix(".md").write_text(text)
-    figures = build_tuning_figures(result) if result.tunings else build_study_figures(result)
-    for number, figure in enumerate(figures, start=1):
+    for number, figure in enumerate(build_result_figures(result), start=1):
         with rc_context({"svg.fonttype": "none", "svg.hashsalt": "hlat"}):
             file = recorded.with_name(f"{arguments.study}_{number}.svg")
             figure.draw().savefig(file, metadata={"Date": None})

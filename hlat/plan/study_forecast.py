@@ -4,7 +4,7 @@ It has the runs, their cost, and the differences that its seeds can detect.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,10 +18,10 @@ from hlat.config.study import Direction, StudyConfig
 from hlat.config.sweep_axes import SweepAxes, load_sweep_axes
 from hlat.plan import step_time
 from hlat.plan.forecast import compute_run_flops, compute_run_seconds
+from hlat.plan.study_power import PowerPlan, count_comparisons, format_required_seeds, plan_power
 from hlat.study.earlier_runs import EarlierRuns, get_size, summarize_earlier_runs
-from hlat.study.power import compute_detectable_difference
-from hlat.study.sequential_test import compute_sequential_detectable_difference
-from hlat.study.study_analysis import Point, find_baselines
+from hlat.study.rate_comparison import compares_over_rates
+from hlat.study.study_points import SEED_KEY
 from hlat.tracking.text_format import (
     UNKNOWN,
     format_duration,
@@ -30,8 +30,6 @@ from hlat.tracking.text_format import (
     format_table,
     format_usd,
 )
-
-SEED_KEY = "run.seed"
 
 
 @dataclass(frozen=True)
@@ -42,18 +40,6 @@ class RunCost:
     flops: float
     hours: float | None
     usd: float | None
-
-
-@dataclass(frozen=True)
-class PowerPlan:
-    """Smallest detectable difference by number of seeds.
-
-    `spread` is the standard deviation over seeds of the difference between two points.
-    """
-
-    spread: float
-    num_comparisons: int
-    differences: dict[int, float]
 
 
 def compute_run_cost(config: Config, measured_tokens_per_second: float) -> RunCost:
@@ -72,38 +58,6 @@ def compute_run_cost(config: Config, measured_tokens_per_second: float) -> RunCo
     return RunCost(tokens, flops, hours, usd)
 
 
-def count_comparisons(points: Sequence[Mapping[str, str]], design: StudyConfig) -> int:
-    """Return the number of points, over all seeds, that have a baseline.
-
-    A study with a grid of learning rates compares none.
-    """
-    if design.lr_grid.factor is not None:
-        return 0
-    unique: dict[Point, None] = {}
-    for point in points:
-        factors = ((key, _normalize(value)) for key, value in point.items() if key != SEED_KEY)
-        unique[tuple(factors)] = None
-    baseline = {key: _normalize(value) for key, value in design.baseline.items()}
-    return len(find_baselines(list(unique), baseline))
-
-
-def plan_power(
-    design: StudyConfig, spread: float, num_seeds: int, num_comparisons: int
-) -> PowerPlan:
-    """Return what the seeds of a study, and up to four times as many, can detect."""
-    detect = (
-        compute_sequential_detectable_difference
-        if design.stop_worse
-        else compute_detectable_difference
-    )
-    alpha = design.alpha / max(1, num_comparisons)
-    counts = sorted({num_seeds, 3, 5, 8, 2 * num_seeds, 4 * num_seeds} - {0, 1})
-    differences = {
-        count: detect(spread, count, alpha, design.power) for count in counts if count >= num_seeds
-    }
-    return PowerPlan(spread, num_comparisons, differences)
-
-
 def sum_costs(costs: Sequence[RunCost]) -> RunCost:
     """Return the cost of several runs, one after the other."""
     hours = [cost.hours for cost in costs if cost.hours is not None]
@@ -114,16 +68,6 @@ def sum_costs(costs: Sequence[RunCost]) -> RunCost:
         math.fsum(hours) if len(hours) == len(costs) else None,
         math.fsum(prices) if len(prices) == len(costs) else None,
     )
-
-
-def _normalize(value: object) -> str:
-    """Return the same text for equal values, such as 1e-3 and 0.001."""
-    if value is None:
-        return "null"
-    try:
-        return f"{float(str(value)):g}"
-    except ValueError:
-        return str(value).lower()
 
 
 @dataclass(frozen=True)
@@ -182,12 +126,13 @@ def forecast_study(overrides: Sequence[str]) -> StudyForecast:
     ]
     if sweep.num_trials is not None:
         costs *= sweep.num_trials
-    num_comparisons = count_comparisons(_name_choices(points, configs), design)
+    num_comparisons = count_comparisons(points, configs)
     num_seeds = len(sweep.axes.get(SEED_KEY, []))
     spread = design.spread if math.isnan(earlier.spread) else earlier.spread
     power = None
     if num_seeds > 1 and num_comparisons and spread is not None and spread > 0:
-        power = plan_power(design, spread, num_seeds, num_comparisons)
+        hours = sum_costs(costs).hours
+        power = plan_power(design, spread, num_seeds, num_comparisons, hours)
     speeds = [each.tokens_per_second for each in runs.values()]
     return StudyForecast(sweep, design, costs, skipped, num_comparisons, earlier, speeds, power)
 
@@ -242,23 +187,6 @@ def _compose_points(
     if problems and not (sweep.prune and configs):
         raise ConfigError(*problems)
     return valid, configs, problems
-
-
-def _name_choices(
-    points: Sequence[dict[str, str]], configs: Sequence[Config]
-) -> list[dict[str, str]]:
-    """Return the points with the names in the configuration in place of choices of groups.
-
-    A report and a baseline have these names, such as adamw for adamw_tiny. If choices have the same
-    name, they are not replaced.
-    """
-    named = [{**point} for point in points]
-    for key in points[0]:
-        names = [getattr(getattr(config, key, None), "name", None) for config in configs]
-        if None not in names and len({*names}) == len({point[key] for point in points}):
-            for point, name in zip(named, names, strict=True):
-                point[key] = format_setting(name)
-    return named
 
 
 def _format_headline(forecast: StudyForecast) -> str:
@@ -344,12 +272,16 @@ def _format_power(forecast: StudyForecast) -> list[str]:
     ]
     if (wanted := design.smallest_difference) is not None and smallest > wanted:
         lines.append(f"this is more than study.smallest_difference={wanted:g}; add seeds or steps")
+    hours = forecast.total.hours
+    hours_per_seed = None if hours is None else hours / forecast.num_seeds
+    lines += format_required_seeds(design, power, hours_per_seed)
     rows = [[str(seeds), f"{value:.2g}"] for seeds, value in power.differences.items()]
     return [*lines, "", *format_table(["seeds", "smallest difference"], rows)]
 
 
 def _explain_missing_power(forecast: StudyForecast) -> str:
-    if forecast.design.lr_grid.factor is not None:
+    grid = forecast.design.lr_grid
+    if grid.factor is not None and not compares_over_rates(forecast.design):
         return "result: the best optimizer.lr with its interval; no comparisons"
     if forecast.num_seeds < 2 or forecast.sweep.num_trials is not None:
         return "no test: sweep at least two seeds with run.seed=1,2,3"

@@ -194,7 +194,8 @@ def _compare_runs(
 ) -> list[str]:
     from hlat.report.comparison_writer import write_comparison
     from hlat.study import run_comparison
-    from hlat.study.study_result import build_study_report, build_study_result, format_study
+    from hlat.study.study_result import build_study_result
+    from hlat.study.study_tables import build_study_report, format_study
     from hlat.tracking.text_format import format_table
 
     if output_dir is not None and output_dir.suffix == ".html":

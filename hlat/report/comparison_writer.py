@@ -15,10 +15,10 @@ from hlat.figures.report_figure import (
     has_values,
 )
 from hlat.plan import cost_figure
-from hlat.report import study_figures
+from hlat.report import rate_figure, study_figures
 from hlat.report.report_writer import TEMPLATES, build_shared_facts, detect_columns, write_figures
 from hlat.storage.durable_files import replace_file
-from hlat.study import lr_tuning, run_comparison, study_result
+from hlat.study import lr_tuning, run_comparison, study_result, study_tables
 from hlat.study.metric_curves import (
     Curve,
     build_band_curve,
@@ -54,7 +54,7 @@ def write_comparison(
         )
         figure = cost_figure.build_cost_figure(costs, baseline)
         figures.append(replace(figure, title=cost_figure.TITLE, caption=caption))
-    effect_figures = _build_result_figures(study) if study else []
+    effect_figures = build_result_figures(study) if study else []
     bands = study_figures.build_band_figures(records, study) if study else []
     write_figures(output_dir / "comparison", [*figures, *effect_figures, *bands])
     count = f"{len(records)} runs"
@@ -67,13 +67,8 @@ def write_comparison(
         common=_style_table(run_comparison.build_common_table(records)),
         seeds=_style_table(run_comparison.build_seed_table(records)),
         study=study,
-        study_result=study_result,
         study_figures=effect_figures,
-        effects=_style_table(study_result.build_effect_table(study) if study else None),
-        optima=_style_table(lr_tuning.build_tuning_table(study.tunings) if study else None),
-        tuning_caption=lr_tuning.TUNING_CAPTION,
-        factors=_style_table(study_result.build_factor_table(study) if study else None),
-        points=_style_table(study_result.build_point_table(study) if study else None),
+        study_tables=_style_study_tables(study) if study else {},
         untrained=untrained,
         figures=figures,
     )
@@ -86,6 +81,15 @@ def write_comparison(
     return page
 
 
+def _style_study_tables(
+    study: study_result.StudyResult,
+) -> dict[str, tuple[list[tuple[str, str]], Sequence[Sequence[str]]]]:
+    """Return all tables of a study by caption, that of the points last."""
+    tables = study_tables.build_result_tables(study)
+    tables[study_tables.POINTS_CAPTION] = study_tables.build_point_table(study)
+    return {caption: _style_table(table) for caption, table in tables.items()}
+
+
 def _style_table(
     table: tuple[Sequence[str], Sequence[Sequence[str]]] | None,
 ) -> tuple[list[tuple[str, str]], Sequence[Sequence[str]]]:
@@ -94,8 +98,10 @@ def _style_table(
     return detect_columns(headers, rows), rows
 
 
-def _build_result_figures(study: study_result.StudyResult) -> list[ReportFigure]:
+def build_result_figures(study: study_result.StudyResult) -> list[ReportFigure]:
     """Return the figures of optima or effects."""
+    if study.criteria:
+        return [rate_figure.build_rate_figure(study)]
     if study.tunings:
         return study_figures.build_tuning_figures(study)
     return study_figures.build_study_figures(study)

@@ -18,6 +18,7 @@ from hlat.figures.page_templates import render_page
 from hlat.report import evaluation_items
 from hlat.report.evaluation_items import ItemKey, ScoreRow
 from hlat.storage.durable_files import replace_file
+from hlat.study.difference_format import format_p_value
 from hlat.study.paired_test import (
     PairedDifference,
     PointRuns,
@@ -25,7 +26,6 @@ from hlat.study.paired_test import (
     compare_paired,
     compute_mcnemar_p_value,
 )
-from hlat.study.study_result import format_p_value
 from hlat.tracking.text_format import UNKNOWN, format_markdown_table, format_table, is_proportion
 
 SUFFIXES = (".csv", ".md", ".html")

@@ -16,13 +16,14 @@ from numpy.typing import NDArray
 from hlat.config.lr_grid import LR_KEY
 from hlat.config.study import Direction
 from hlat.figures.report_figure import FIGURE_SIZE, INK, MUTED, SERIES, ReportFigure, get_line_style
+from hlat.study.difference_format import format_interval, format_metric
 from hlat.study.lr_optimum import OptimumStatus
 from hlat.study.lr_tuning import LrTuning, format_rate, format_tuning
 from hlat.study.metric_curves import Curve, build_metric_curve, downsample_mean
 from hlat.study.paired_test import compute_mean_interval
 from hlat.study.run_record import RunRecord
 from hlat.study.study_analysis import Comparison, Point, Verdict, format_point
-from hlat.study.study_result import StudyResult, format_interval, format_metric
+from hlat.study.study_result import StudyResult
 from hlat.tracking.text_format import format_short
 
 _MARKERS = {Verdict.better: "o", Verdict.worse: "o", Verdict.equal: "s", Verdict.undecided: "o"}

@@ -91,7 +91,7 @@ def _run(arguments: argparse.Namespace) -> ExitCode:
 def _compare(runs: "index_file.RunList", names: Sequence[str]) -> list[str]:
     """Return what differs between runs, or the comparison of the values of a setting."""
     from hlat.study import factor_comparison, index_file, run_row, run_table
-    from hlat.study.study_result import build_effect_table
+    from hlat.study.study_tables import build_effect_table
     from hlat.tracking.text_format import format_table
 
     if len(names) > 1 or any(row["run"] == names[0] for row in runs.rows):
@@ -102,7 +102,7 @@ def _compare(runs: "index_file.RunList", names: Sequence[str]) -> list[str]:
     result = factor_comparison.compare_factor(runs, column.removeprefix(run_row.CONFIG_PREFIX))
     warnings = [f"WARNING: {result.text_problem}"] if result.text_problem else []
     title = f"{result.metric_label}; paired by seed"
-    return [*warnings, title, *format_table(*build_effect_table(result))]
+    return [*warnings, title, *format_table(*build_effect_table(result.comparisons, result.design))]
 
 
 def _select_names(runs: "index_file.RunList", names: Sequence[str]) -> "index_file.RunList":

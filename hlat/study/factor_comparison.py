@@ -19,7 +19,8 @@ from hlat.study.run_comparison import find_differing_settings
 from hlat.study.run_record import load_run_record
 from hlat.study.run_row import RunRow, get_value_order
 from hlat.study.study_analysis import Point, analyze_study
-from hlat.study.study_result import SEED_KEY, StudyPoint, StudyResult, find_unused_seed
+from hlat.study.study_points import SEED_KEY, StudyPoint, find_unused_seed
+from hlat.study.study_result import StudyResult
 from hlat.tracking.text_format import format_setting
 
 _DEFAULT_METRIC = "final_loss"

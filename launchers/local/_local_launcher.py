@@ -84,6 +84,7 @@ class LocalLauncher(Launcher):
         sweep_dir = Path(self.config.hydra.sweep.dir)
         num_points = max(self.num_points, initial_job_idx + len(points))
         writes_logs = num_points > 1 and self.entry_point == "train"
+        _print_undecidable(points)
         tasks = []
         for number, point in enumerate(points, initial_job_idx):
             log = sweep_dir / f"{number}.log" if writes_logs else None
@@ -122,6 +123,18 @@ class LocalLauncher(Launcher):
             print(flush=True)
             command = [sys.executable, "-m", "hlat", "report", str(sweep_dir)]
             subprocess.run(command, env=get_user_environment(), check=False)
+
+
+def _print_undecidable(points: Sequence[SweepPoint]) -> None:
+    """Print what the seeds of a study cannot decide, before it runs."""
+    configs = [point.config for point in points]
+    if configs[0].study.smallest_difference is None:
+        return
+    from hlat.plan.study_power import describe_undecidable  # imports SciPy
+
+    values = [dict(word.split("=", 1) for word in point.overrides) for point in points]
+    if sentence := describe_undecidable(values, configs):
+        print(f"hlat: {sentence}", file=sys.stderr)
 
 
 def validate_local_settings(settings: LocalLauncherConfig, entry_point: str) -> None:

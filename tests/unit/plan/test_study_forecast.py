@@ -20,14 +20,14 @@ from hlat.tracking.text_format import format_short
 
 
 def test_axes_are_those_of_study_and_command_line() -> None:
-    words = ["+sweep=beta2", "optimizer.beta2=0.9,0.95", "run.seed=range(1,6)"]
+    words = ["+sweep=beta2_normuon", "optimizer.normuon.beta2=0.9,0.95", "run.seed=range(1,6)"]
     swept = load_sweep_axes(words)
     assert swept.axes == {
         "run.seed": ["1", "2", "3", "4", "5"],
-        "precision": ["bf16_sr", "mixed"],
-        "optimizer.beta2": ["0.9", "0.95"],
+        "precision": ["bf16_sr", "fp32"],
+        "optimizer.normuon.beta2": ["0.9", "0.95"],
     }
-    assert swept.overrides == ["+sweep=beta2"]
+    assert swept.overrides == ["+sweep=beta2_normuon"]
     assert len(swept.list_points()) == 20
     assert is_sweep(["optimizer.lr=1,2"])
     assert not is_sweep(["optimizer.lr=1", "data.sources.x.paths=[a,b]"])

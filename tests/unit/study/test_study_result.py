@@ -17,13 +17,9 @@ from hlat.study.paired_test import PointRuns
 from hlat.study.run_comparison import load_run_records
 from hlat.study.sequential_test import compute_sequential_p_value
 from hlat.study.study_analysis import Verdict
-from hlat.study.study_result import (
-    StudyPoint,
-    StudyResult,
-    build_effect_table,
-    build_point_table,
-    build_study_result,
-)
+from hlat.study.study_points import StudyPoint
+from hlat.study.study_result import StudyResult, build_study_result
+from hlat.study.study_tables import build_effect_table, build_point_table
 from hlat.tracking import sweep_log
 
 pytestmark = pytest.mark.usefixtures("without_png")
@@ -124,7 +120,8 @@ def test_verdicts_contain_the_error_of_the_held_out_text(
     expected = math.sqrt(2 * 3 / 2 * (1 + 4 + 9)) / 300 / 2
     assert found.difference.evaluation_error == pytest.approx(expected)
     assert found.verdict is Verdict.worse
-    headers, (row,) = build_effect_table(_load(tmp_path))
+    result = _load(tmp_path)
+    headers, (row,) = build_effect_table(result.comparisons, result.design)
     assert dict(zip(headers, row, strict=True))["SE of the text"] == f"{expected:.4f}"
     write_run("z1", "x", 4, 2.0, evaluation=_evaluation("other", 150, 250))
     write_run("z2", "y", 4, 2.1, evaluation=_evaluation("t", 150, 200, 251))
@@ -158,7 +155,7 @@ def test_points_are_paired_by_seed_and_diverged_runs_are_counted(
         "95% interval": "", "SD over seeds": "", "SD over the last evaluations": first[-1],
     }  # fmt: skip
     assert second[1:3] == ["3 of 4", "1"]
-    headers, (row,) = build_effect_table(result)
+    headers, (row,) = build_effect_table(result.comparisons, result.design)
     assert row[headers.index("Difference")] == "-0.0980"
     assert "diverged with 1 seed, the baseline with 0" in row[-1]
 
