@@ -24,20 +24,23 @@ README = (find_package_dir("sweeps") / "README.md").read_text()
 POINTS = {
     "averaging": 6,
     "batch_ramp": 20,
-    "beta2": 12,
+    "beta2": 240,
     "beta2_normuon": 12,
-    "init": 9,
+    "init": 144,
     "moe": 20,
     "optimizers": 35,
     "parallelism": 6,
-    "precision": 15,
+    "precision": 240,
+    "qk_norm": 96,
     "transfer_depth": 128,
     "transfer_width": 128,
     "tune_lr": 14,
     "tune_moe": 40,
     "tune_optimizers": 84,
     "upsampling": 6,
-    "weight_decay": 6,
+    "warmup": 96,
+    "weight_decay": 96,
+    "z_loss": 96,
 }
 GRIDS = [study for study in STUDIES if study.stem != "search"]
 NUM_PARAMETERS = {"transfer_depth": (2e5, 1e6), "transfer_width": (2e5, 1e7)}
