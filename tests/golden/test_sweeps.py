@@ -43,7 +43,11 @@ POINTS = {
     "z_loss": 96,
 }
 GRIDS = [study for study in STUDIES if study.stem != "search"]
-NUM_PARAMETERS = {"transfer_depth": (2e5, 1e6), "transfer_width": (2e5, 1e7)}
+SMALLER = ("beta2", "init", "precision", "qk_norm", "warmup", "weight_decay", "z_loss")
+NUM_PARAMETERS = dict.fromkeys(SMALLER, (5e5, 1e6)) | {
+    "transfer_depth": (2e5, 1e6),
+    "transfer_width": (2e5, 1e7),
+}
 """Sizes of the models of studies over sizes; the others train a model of 1 to 10 M parameters."""
 DEFAULT = {"beta2", "parallelism", "upsampling"}
 
