@@ -7,8 +7,9 @@
 # make test-versions: test the oldest and the newest supported Python and torch (tests/versions.txt), in .venv-versions.
 # make fuzz SECONDS=3600: read mutated files with each reader of foreign files, and print executions and findings. Writes build/fuzz.json.
 # make docs: generate the reference and build the documentation site in build/site. Requires Python 3.11 or newer; the site needs no server.
-# make studies: run the studies of sweeps/ and write their tables and figures. Takes hours on one core. Repeat the command to resume. A diverged run does not stop it.
-# make studies JOBS=2: run two runs concurrently, except in the study that measures throughput.
+# make studies: run the studies of the paper's claims and write their tables and figures, or STUDIES="beta2 init". Takes hours on one core. A diverged run does not stop it.
+# make studies JOBS=2 HOURS=2: run two runs concurrently, and stop after two hours. Repeat the command to continue.
+# make studies QUICK=1: check all studies with short runs, and print the differences that the full ones can detect.
 # make test-nxd NXD_SOURCE=<checkout> [NXD=0.17]: run the tests with neuronx-distributed on the CPU, in .venv-nxd with the torch version that it
 #   requires; with the files of the checkout, or with those of release NXD in its history.
 # make install-locked: install the dependencies into .venv with verified hashes, and no others. LOCK=requirements-dev also installs the tools for tests.
@@ -45,10 +46,10 @@ GPU_PYTHON := 3.12
 GPU_WHEELS := build/gpu-wheels
 GPU_PURE := antlr4-python3-runtime cloudpickle hydra-core omegaconf submitit
 
-STUDIES := weight_decay init precision beta2 upsampling averaging parallelism search
+STUDIES :=
 JOBS := 1
+HOURS := inf
 SECONDS := 60
-DRAWN = $(filter-out averaging parallelism search,$(STUDIES))
 
 .PHONY: train studies test test-all test-versions test-nxd test-cuda test-schemas test-skypilot fuzz nxd-source docs lint types wheel install-locked lock sbom audit gpu-wheels clean
 
@@ -56,13 +57,7 @@ train: $(VENV)/.installed
 	$(BIN)/python -m hlat.train $(ARGS)
 
 studies: $(VENV)/.installed-dev
-	set -e; for study in $(STUDIES); do \
-		case $$study in parallelism) jobs=1;; *) jobs=$(JOBS);; esac; \
-		$(BIN)/python -m hlat.train -m +sweep=$$study hydra.sweep.dir=runs/sweeps/$$study hydra.launcher.jobs=$$jobs $(ARGS) || test $$? -eq 3; \
-	done
-	set -e; for study in $(DRAWN); do $(BIN)/python benchmarks/sweeps/plot.py $$study --runs runs; done
-	$(if $(filter averaging,$(STUDIES)),PYTHONPATH=. $(BIN)/python benchmarks/sweeps/average.py --runs runs)
-	set -e; for study in $(STUDIES); do $(BIN)/python -m hlat.report runs/sweeps/$$study; done
+	PYTHONPATH=. $(BIN)/python benchmarks/sweeps/run_studies.py $(STUDIES) --jobs $(JOBS) --hours $(HOURS) $(if $(QUICK),--quick) $(ARGS)
 
 test: $(VENV)/.installed-dev
 	$(PYTEST) --numprocesses 2 $(ARGS)

@@ -75,9 +75,10 @@ def render(result: Json) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--runs", type=Path, help="folder of run folders")
+    parser.add_argument("--runs", type=Path, help="directory of the runs")
+    parser.add_argument("--output", type=Path, default=HERE)
     arguments = parser.parse_args()
-    recorded = HERE / f"{STUDY}.json"
+    recorded = arguments.output / f"{STUDY}.json"
     if arguments.runs is not None:
         recorded.write_text(json.dumps(collect(arguments.runs)) + "\n")
     table = render(json.loads(recorded.read_text()))

@@ -29,12 +29,17 @@ _MACHINE_KEYS = ("python", "platform", "device", "git_revision")
 
 
 def list_values(result: StudyResult) -> list[dict[str, Any]]:
-    """Return the settings and the metric of each point by seed."""
+    """Return the settings, the metric by seed, and the summaries of the runs of each point."""
     return [
         {
             "point": dict(point),
             "values": one.runs.values,
             "diverged": sorted(one.runs.diverged),
+            "initial_values": dict(one.initial_values),
+            "summaries": [
+                {key: float(f"{value:.6g}") for key, value in each.items()}
+                for each in one.summaries
+            ],
         }
         for point, one in result.points.items()
     ]
@@ -89,6 +94,13 @@ def main() -> None:
         "study": arguments.study,
         "machines": list_machines(records),
         "points": list_values(result),
+        "criteria": {
+            each.name: [
+                {"point": dict(point), "values": runs.values} for point, runs in each.points.items()
+            ]
+            for each in result.criteria
+        },
+        "verdicts": result.verdicts,
         **summarize_tunings(result.tunings, result.transfers),
     }
     recorded.write_text(json.dumps(content) + "\n")

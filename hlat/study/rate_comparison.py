@@ -8,6 +8,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from hlat.config.lr_grid import LR_KEY
 from hlat.config.study import Direction, StudyConfig
 from hlat.study.difference_format import format_p_value
@@ -93,20 +96,25 @@ def analyze_rate_criteria(
         design: Design of a study for which `compares_over_rates` is true.
     """
     sign = -1.0 if design.direction is Direction.maximize else 1.0
-    lowest: dict[Point, dict[str, float]] = {}
-    sensitivities: dict[Point, dict[str, float]] = {}
+    lowest: dict[Point, PointRuns] = {}
+    sensitivities: dict[Point, PointRuns] = {}
     for setting, by_rate in group_by_setting(points).items():
-        losses = _list_losses([points[point] for point in by_rate.values()], sign)
+        curves = _list_curves([points[point] for point in by_rate.values()], sign)
         initial = {
-            seed: value for one in by_rate.values() for seed, value in initial_values[one].items()
+            seed: sign * value
+            for one in by_rate.values()
+            for seed, value in initial_values[one].items()
         }
-        finite = {seed: each for seed, each in losses.items() if math.isfinite(min(each))}
-        lowest[setting] = {seed: sign * min(each) for seed, each in finite.items()}
-        sensitivities[setting] = {
-            seed: _compute_sensitivity(each, sign * initial[seed])
-            for seed, each in finite.items()
-            if seed in initial
-        }
+        lowest[setting] = _build_runs(
+            {seed: (sign * min(one.losses), one.weigh_lowest()) for seed, one in curves.items()}
+        )
+        sensitivities[setting] = _build_runs(
+            {
+                seed: (one.compute_sensitivity(initial[seed]), one.weigh_sensitivity(initial[seed]))
+                for seed, one in curves.items()
+                if seed in initial
+            }
+        )
     own = replace(design, alpha=design.alpha / len(CRITERIA))
     return [
         _build_criterion(LOWEST, lowest, own),
@@ -168,23 +176,66 @@ def format_divergence(one: DivergenceComparison) -> str:
     )
 
 
-def _build_criterion(name: str, values: Values, design: StudyConfig) -> RateCriterion:
-    points = {setting: PointRuns(by_seed) for setting, by_seed in values.items()}
+@dataclass(frozen=True)
+class _SeedCurve:
+    """Losses of a seed over the rates, infinite if diverged, of which one is finite.
+
+    `influences` are those of the documents on each metric; None: unknown.
+    """
+
+    losses: list[float]
+    influences: list[NDArray[np.float64]] | None
+
+    def compute_sensitivity(self, initial_loss: float) -> float:
+        """Return the mean of the limited losses less the lowest loss."""
+        limited = [min(loss, initial_loss) for loss in self.losses]
+        return sum(limited) / len(limited) - min(limited)
+
+    def weigh_lowest(self) -> NDArray[np.float64] | None:
+        """Return the influence of the documents on the lowest loss."""
+        return None if self.influences is None else self.influences[self._find_lowest()]
+
+    def weigh_sensitivity(self, initial_loss: float) -> NDArray[np.float64] | None:
+        """Return their influence on the sensitivity; that on the initial loss is neglected."""
+        lowest = self.weigh_lowest()
+        if self.influences is None or lowest is None:
+            return None
+        limited = [
+            each
+            for loss, each in zip(self.losses, self.influences, strict=True)
+            if loss < initial_loss
+        ]
+        return np.asarray(sum(limited) / len(self.losses) - lowest)
+
+    def _find_lowest(self) -> int:
+        return min(range(len(self.losses)), key=self.losses.__getitem__)
+
+
+def _build_criterion(
+    name: str, points: dict[Point, PointRuns], design: StudyConfig
+) -> RateCriterion:
     comparisons = analyze_study(points, design)
     return RateCriterion(name, design, points, comparisons, analyze_factor_effects(points, design))
 
 
-def _list_losses(runs: Sequence[PointRuns], sign: float) -> dict[str, list[float]]:
-    """Return the losses over the rates of each seed that ended with all; infinite if diverged."""
-    seeds = set.intersection(*map(_list_ended, runs))
-    return {
-        seed: [sign * one.values[seed] if seed in one.values else math.inf for one in runs]
-        for seed in sorted(seeds)
-    }
+def _build_runs(by_seed: Mapping[str, tuple[float, NDArray[np.float64] | None]]) -> PointRuns:
+    """Return a number and the influences of the documents on it by seed."""
+    influences = {seed: each for seed, (_, each) in by_seed.items() if each is not None}
+    return PointRuns({seed: value for seed, (value, _) in by_seed.items()}, influences=influences)
 
 
-def _compute_sensitivity(losses: Sequence[float], initial_loss: float) -> float:
-    return sum(min(loss, initial_loss) for loss in losses) / len(losses) - min(losses)
+def _list_curves(runs: Sequence[PointRuns], sign: float) -> dict[str, _SeedCurve]:
+    """Return the curve of each seed that ended with all rates, and did not diverge with all."""
+    curves = {}
+    for seed in sorted(set.intersection(*map(_list_ended, runs))):
+        losses = [sign * one.values.get(seed, sign * math.inf) for one in runs]
+        known = [one.influences.get(seed) for one in runs if seed in one.values]
+        size = next((len(each) for each in known if each is not None), 0)
+        influences = [one.influences.get(seed, np.zeros(size)) for one in runs]
+        if math.isfinite(min(losses)):
+            has_all = all(each is not None for each in known)
+            curves[seed] = _SeedCurve(losses, influences if has_all else None)
+    return curves
 
 
 def _list_ended(runs: PointRuns) -> set[str]:

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from scipy import stats
 
@@ -142,3 +143,31 @@ def test_the_report_states_both_criteria_divergence_and_draws_the_rates(
     assert "optimizer.beta2=0.95: best 2.2000 at 0.1" in figure.alt_text
     assert "diverged at 0.4" in figure.alt_text
     assert (tmp_path / "comparison" / "rates.svg").exists()
+
+
+def test_the_error_of_the_text_is_that_of_the_best_rate_and_of_the_mean() -> None:
+    """Perturb the documents: the influences are the derivatives of both criteria."""
+    generator = np.random.default_rng(2)
+    influences = {
+        (beta2, rate): generator.normal(0, 0.01, 6) for beta2 in ("0.95", "0.99") for rate in RATES
+    }
+    losses = {"0.95": (3.0, 2.0, 4.0), "0.99": (3.0, 2.5, 9.0)}
+
+    def compute(shift: np.ndarray) -> list[dict[str, float]]:
+        points, initial = {}, {}
+        for (beta2, rate), each in influences.items():
+            loss = losses[beta2][RATES.index(rate)] + float(each @ shift)
+            point = (("optimizer.lr", str(rate)), ("beta2", beta2))
+            points[point] = PointRuns({"1": loss}, influences={"1": each})
+            initial[point] = {"1": INITIAL}
+        return [
+            {dict(point)["beta2"]: runs for point, runs in one.points.items()}
+            for one in analyze_rate_criteria(points, initial, DESIGN)
+        ]
+
+    for criterion, (base, *shifted) in enumerate(
+        zip(*(compute(shift) for shift in (np.zeros(6), *np.eye(6) * 1e-3)), strict=True)
+    ):
+        for beta2, runs in base.items():
+            slopes = [(one[beta2].values["1"] - runs.values["1"]) / 1e-3 for one in shifted]
+            assert runs.influences["1"] == pytest.approx(slopes, abs=1e-9), (criterion, beta2)
