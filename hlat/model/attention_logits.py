@@ -1,4 +1,4 @@
-"""Largest attention logit, whose growth precedes the instability of large learning rates.
+"""Largest attention logit, which grows before a run with a large learning rate diverges.
 
 Tensor names end in their dimensions as in attention_kernels.py; C queries of a block.
 """

@@ -106,7 +106,7 @@ def _find_required_seeds(
     return high
 
 
-def describe_undecidable(
+def format_undecidable(
     points: Sequence[Mapping[str, str]], configs: Sequence[Config]
 ) -> str | None:
     """Return a sentence if the seeds of a study do not detect study.smallest_difference.

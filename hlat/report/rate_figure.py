@@ -57,7 +57,7 @@ def build_rate_figure(result: StudyResult) -> ReportFigure:
         "with diverged runs."
     )
     texts = [
-        f"{format_point(one.point)}: {_describe_curve(one, sign)}"
+        f"{format_point(one.point)}: {_format_curve(one, sign)}"
         for lines in panels.values()
         for _, one in lines
     ]
@@ -101,7 +101,7 @@ def _compute_means(one: LrTuning, sign: float) -> tuple[list[float], list[float]
     )
 
 
-def _describe_curve(one: LrTuning, sign: float) -> str:
+def _format_curve(one: LrTuning, sign: float) -> str:
     """Return the lowest mean with its rate, and the rates with diverged runs."""
     rates, means = _compute_means(one, sign)
     if not rates:

@@ -169,7 +169,7 @@ def build_divergence_table(
 
 
 def format_divergence(one: DivergenceComparison) -> str:
-    """Return a comparison of diverged runs as a sentence."""
+    """Return the numbers of diverged runs of both sides."""
     return (
         f"diverged runs: {one.label}: {one.num_diverged} and {one.num_baseline_diverged} of "
         f"{one.num_pairs} (p {format_p_value(one.p_value)})"

@@ -130,10 +130,10 @@ def _print_undecidable(points: Sequence[SweepPoint]) -> None:
     configs = [point.config for point in points]
     if configs[0].study.smallest_difference is None:
         return
-    from hlat.plan.study_power import describe_undecidable  # imports SciPy
+    from hlat.plan.study_power import format_undecidable  # imports SciPy
 
     values = [dict(word.split("=", 1) for word in point.overrides) for point in points]
-    if sentence := describe_undecidable(values, configs):
+    if sentence := format_undecidable(values, configs):
         print(f"hlat: {sentence}", file=sys.stderr)
 
 

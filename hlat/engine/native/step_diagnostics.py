@@ -40,7 +40,7 @@ class StepDiagnostics:
     Args:
         config: Configuration of the run.
         is_observed: True on the ranks that compute the first sequence of the global batch, the only
-            one whose logits count.
+            one with observed logits.
     """
 
     def __init__(self, config: Config, is_observed: bool) -> None:

@@ -11,7 +11,7 @@ from hlat.config.resolve import resolve_config
 from hlat.config.study import StudyConfig
 from hlat.plan.study_power import (
     count_comparisons,
-    describe_undecidable,
+    format_undecidable,
     format_required_seeds,
     plan_power,
 )
@@ -82,14 +82,14 @@ def test_a_sweep_states_before_it_runs_what_it_cannot_decide(compose: Callable[.
         for beta2 in ("0.95", "0.99")
     ]
     configs = [config] * len(points)
-    sentence = describe_undecidable(points, configs)
+    sentence = format_undecidable(points, configs)
     assert sentence == (
         f"5 seeds detect a difference of {compute_detectable_difference(SPREAD, 5):.2g} with 80% "
         "power; study.smallest_difference=0.01 needs 14"
     )
     more = [{**point, "run.seed": f"{n}"} for n in range(14) for point in points[:2]]
-    assert describe_undecidable(more, [config] * len(more)) is None
-    assert describe_undecidable(points, [resolve_config(compose())] * len(points)) is None
+    assert format_undecidable(more, [config] * len(more)) is None
+    assert format_undecidable(points, [resolve_config(compose())] * len(points)) is None
 
 
 @pytest.mark.slow
