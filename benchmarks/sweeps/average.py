@@ -1,84 +1,107 @@
-"""Compare averages of the last checkpoints of a study's runs with each checkpoint.
+"""Compare averages of the last checkpoints of the runs of sweeps/averaging.yaml with the last one.
 
-Usage: PYTHONPATH=. python benchmarks/sweeps/average.py --runs runs   (averaging.json, averaging.md)
-       PYTHONPATH=. python benchmarks/sweeps/average.py               (averaging.md from the JSON)
+Usage: PYTHONPATH=. python benchmarks/sweeps/average.py --runs runs/sweeps/averaging
+       (writes averaging.json and averaging.md)
+       PYTHONPATH=. python benchmarks/sweeps/average.py    (averaging.md from the JSON)
 
-The runs are those of sweeps/averaging.yaml. `python -m hlat.average` writes the averages, and the
-engine evaluates them as in training, with the dtypes of the recipe.
+`hlat average` writes the averages, and the engine evaluates them as in training, with the dtypes of
+the recipe. The differences to the last checkpoint are paired by seed.
 """
 
 import argparse
 import json
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.averaging.run import averages, measure
-from benchmarks.sweeps.plot import in_markdown, points_of, spread
-from hlat.config.compose import compose_config
-from hlat.config.resolve import resolve_config
+from benchmarks.averaging.run import measure
+from hlat.average import main as average
+from hlat.checkpoint.checkpoint_directory import parse_step
+from hlat.config.study import StudyConfig
 from hlat.engine.engine_factory import create_engine
-from hlat.study.run_record import get_numbers, load_run_record
+from hlat.study.paired_test import PointRuns
+from hlat.study.run_comparison import list_run_dirs
+from hlat.study.run_record import load_run_record
+from hlat.study.study_analysis import Comparison, analyze_study, format_answer
+from hlat.study.study_tables import build_effect_table
+from hlat.tracking.text_format import format_markdown_table
 
 HERE = Path(__file__).resolve().parent
-STUDY = "averaging"
+COUNTS, STRIDES = (2, 3, 5), (1, 2, 4)
+"""Numbers of averaged checkpoints, and their distances in saved checkpoints."""
+LAST = "last"
+KEY = "checkpoints"
+DESIGN = StudyConfig(baseline={KEY: LAST}, smallest_difference=0.01)
 Json = dict[str, Any]
 
 
-def evaluate_run(run: Path, overrides: list[str]) -> Json:
-    """Return the bits per byte by source of a run's last checkpoints and their averages."""
-    config = resolve_config(compose_config(overrides))
+def list_averages(steps: list[int]) -> dict[str, list[int]]:
+    """Return the steps of each average by label, given those of all checkpoints in order."""
+    return {
+        f"{count}, {stride * (steps[-1] - steps[-2])} steps apart": steps[::-stride][:count][::-1]
+        for stride in STRIDES
+        for count in COUNTS
+    }
+
+
+def evaluate_run(run: Path) -> dict[str, dict[str, float]]:
+    """Return the bits per byte by source of the last checkpoint of a run and of its averages."""
+    config = load_run_record(run).valid_config
     engine = create_engine(config)
     engine.build(config)
-    found = measure(engine, config, averages(run))
+    checkpoints = {parse_step(path): path for path in (run / "checkpoints").glob("step_*")}
+    steps = sorted(checkpoints)
+    with tempfile.TemporaryDirectory() as directory:
+        paths = {LAST: checkpoints[steps[-1]]}
+        for label, averaged in list_averages(steps).items():
+            paths[label] = Path(directory) / label
+            words = [str(run), f"steps={','.join(map(str, averaged))}", f"output={paths[label]}"]
+            if code := average(words):
+                sys.exit(code)
+        found = measure(engine, config, paths)
     engine.close()
-    bits = {name: values["bits_per_byte"] for name, values in found.items()}
-    *_, logged = load_run_record(run).evaluations.values()
-    last = next(name for name in reversed(bits) if name.startswith("step"))
-    if bits[last] != get_numbers(logged, "bits_per_byte"):
-        sys.exit(f"{run}: {last} evaluates to {bits[last]}, but the run logged {logged}")
-    return bits
+    return {label: values["bits_per_byte"] for label, values in found.items()}
 
 
-def collect(runs: Path) -> Json:
-    """Evaluate all finished runs of the study, by point and seed."""
+def collect(sweep: Path) -> Json:
+    """Return the bits per byte of all finished runs by schedule and seed."""
     result: Json = {}
-    for point, seeds in points_of(STUDY).items():
-        for seed, name in seeds.items():
-            if not (runs / name / "events.jsonl").exists():
-                continue
-            if load_run_record(runs / name).last_attempt_events[-1]["event"] == "finish":
-                overrides = [f"+sweep={STUDY}", point, f"run.seed={seed}"]
-                result.setdefault(point, {})[seed] = evaluate_run(runs / name, overrides)
-    if not result:
-        sys.exit(f"{runs} contains no finished run of {STUDY}; start them with -m +sweep={STUDY}")
+    for run in list_run_dirs([sweep]):
+        record = load_run_record(run)
+        if record.last_attempt_events[-1]["event"] == "finish":
+            config = record.valid_config
+            by_seed = result.setdefault(config.schedule.name, {})
+            by_seed[str(config.run.seed)] = evaluate_run(run)
     return result
 
 
+def analyze(result: Json) -> list[Comparison]:
+    """Return the comparison of each average with the last checkpoint, within each schedule."""
+    points = {
+        (("schedule", schedule), (KEY, label)): PointRuns(
+            {seed: found[label]["mean"] for seed, found in by_seed.items()}
+        )
+        for schedule, by_seed in result.items()
+        for label in next(iter(by_seed.values()))
+    }
+    return analyze_study(points, DESIGN)
+
+
 def render(result: Json) -> str:
-    """Return a table of checkpoints and sources for each point, with differences within a seed."""
-    tables = []
-    for point, seeds in result.items():
-        rows = list(next(iter(seeds.values())))
-        last = next(name for name in reversed(rows) if name.startswith("step"))
-        sources = list(seeds[next(iter(seeds))][last])
-        lines = [[point, *sources, f"mean, less that of {last}"]]
-        for row in rows:
-            cells = [
-                spread([bits[row][source] for bits in seeds.values()], 4) for source in sources
-            ]
-            less = [bits[row]["mean"] - bits[last]["mean"] for bits in seeds.values()]
-            lines.append([row, *cells, "" if row == last else spread(less, 4)])
-        tables.append(in_markdown(lines))
-    return "\n".join(tables)
+    """Return the table of effects and the verdicts in Markdown."""
+    comparisons = analyze(result)
+    table = format_markdown_table(*build_effect_table(comparisons, DESIGN))
+    verdicts = [f"* {format_answer(one, DESIGN)}" for one in comparisons]
+    return "\n".join([*table, "", *verdicts]) + "\n"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--runs", type=Path, help="directory of the runs")
+    parser.add_argument("--runs", type=Path, help="directory of the sweep; default: read the JSON")
     parser.add_argument("--output", type=Path, default=HERE)
     arguments = parser.parse_args()
-    recorded = arguments.output / f"{STUDY}.json"
+    recorded = arguments.output / "averaging.json"
     if arguments.runs is not None:
         recorded.write_text(json.dumps(collect(arguments.runs)) + "\n")
     table = render(json.loads(recorded.read_text()))

@@ -22,7 +22,7 @@ STUDIES = (
 )
 """Studies of the paper's claims, and those of the same kind."""
 QUICK = (
-    *("run.steps=20", "checkpoint.every_steps=4", "evaluation.tokens_per_source=2048"),
+    *("run.steps=40", "checkpoint.every_steps=2", "evaluation.tokens_per_source=2048"),
     *("study.lr_grid.below=1", "study.lr_grid.above=1"),
 )
 QUICK_OF_STUDY = {"search": ("hydra.sweeper.trials=2",)}
@@ -61,11 +61,9 @@ def run_until(command: list[str], deadline: float) -> int:
 def record(study: str, root: Path, output: Path) -> None:
     """Write the tables and figures of a study."""
     output.mkdir(parents=True, exist_ok=True)
-    if study == "averaging":
-        script = ["average.py", "--runs", str(root)]
-    else:
-        script = ["record_study.py", study, "--runs", f"{root}/sweeps/{study}"]
-    command = [sys.executable, str(HERE / script[0]), *script[1:], "--output", str(output)]
+    script = ["average.py"] if study == "averaging" else ["record_study.py", study]
+    words = ["--runs", f"{root}/sweeps/{study}", "--output", str(output)]
+    command = [sys.executable, str(HERE / script[0]), *script[1:], *words]
     subprocess.run(command, check=True)
 
 

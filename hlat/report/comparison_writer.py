@@ -15,7 +15,7 @@ from hlat.figures.report_figure import (
     has_values,
 )
 from hlat.plan import cost_figure
-from hlat.report import rate_figure, study_figures
+from hlat.report import rate_figure, study_figures, tradeoff_figure
 from hlat.report.report_writer import TEMPLATES, build_shared_facts, detect_columns, write_figures
 from hlat.storage.durable_files import replace_file
 from hlat.study import lr_tuning, run_comparison, study_result, study_tables
@@ -104,7 +104,8 @@ def build_result_figures(study: study_result.StudyResult) -> list[ReportFigure]:
         return [rate_figure.build_rate_figure(study)]
     if study.tunings:
         return study_figures.build_tuning_figures(study)
-    return study_figures.build_study_figures(study)
+    tradeoff = tradeoff_figure.build_tradeoff_figure(study)
+    return study_figures.build_study_figures(study) + ([tradeoff] if tradeoff else [])
 
 
 def build_comparison_panels(records: Sequence[RunRecord]) -> list[Panel]:

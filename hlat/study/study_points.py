@@ -31,6 +31,7 @@ class StudyPoint:
         noise: Noise over the last evaluations of a run, pooled over the runs.
         summaries: Summary metrics of each run.
         initial_values: Metric before the first step by seed, if it is evaluated there.
+        sources: Held-out bits per byte of the finished runs at the end, by source and seed.
     """
 
     runs: PointRuns
@@ -38,6 +39,7 @@ class StudyPoint:
     noise: float
     summaries: tuple[dict[str, float], ...] = ()
     initial_values: Mapping[str, float] = field(default_factory=dict)
+    sources: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
 def build_study_point(
@@ -73,6 +75,7 @@ def build_study_point(
         pool_noise(noises),
         tuple(summaries.values()),
         {seed: each[0] for seed, each in evaluated.items() if each},
+        _list_sources({seed: runs[seed] for seed in outcomes.values}),
     )
 
 
@@ -85,6 +88,18 @@ def get_scale(runs: Mapping[str, RunRecord], design: StudyConfig) -> float:
 def find_unused_seed(seed: str, runs: Mapping[str, Any]) -> str:
     """Return the seed; a second run with the same one, as of other code, is not paired."""
     return seed if seed not in runs else f"{seed}#{len(runs)}"
+
+
+def _list_sources(runs: Mapping[str, RunRecord]) -> dict[str, dict[str, float]]:
+    """Return the bits per byte of the last evaluation by source and seed."""
+    sources: dict[str, dict[str, float]] = {}
+    for seed, record in runs.items():
+        last = [*record.evaluations.values()][-1:]
+        for row in last:
+            for source, value in get_numbers(row, "bits_per_byte").items():
+                sources.setdefault(source, {})[seed] = value
+    sources.pop("mean", None)
+    return sources
 
 
 def _get_last(evaluated: list[float], summary: Mapping[str, float], metric: str) -> float:

@@ -1,14 +1,9 @@
 """Every study has the stated number of runs, which are valid and distinct."""
 
-import copy
 import functools
-import importlib.util
 import itertools
-import json
 import re
-from pathlib import Path
 
-import numpy as np
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
@@ -22,7 +17,7 @@ from hlat.model.decoder_spec import count_parameters
 STUDIES = sorted(find_package_dir("sweeps").glob("*.yaml"), key=lambda file: file.stem)
 README = (find_package_dir("sweeps") / "README.md").read_text()
 POINTS = {
-    "averaging": 6,
+    "averaging": 32,
     "batch_ramp": 20,
     "beta2": 240,
     "beta2_normuon": 12,
@@ -37,13 +32,18 @@ POINTS = {
     "tune_lr": 14,
     "tune_moe": 40,
     "tune_optimizers": 84,
-    "upsampling": 6,
+    "upsampling": 120,
     "warmup": 96,
     "weight_decay": 96,
     "z_loss": 96,
 }
+COMMON = ("run.seed=2", "optimizer.lr=0.004")
+"""Overrides of one point of each study over learning rates."""
 GRIDS = [study for study in STUDIES if study.stem != "search"]
-SMALLER = ("beta2", "init", "precision", "qk_norm", "warmup", "weight_decay", "z_loss")
+SMALLER = (
+    *("averaging", "beta2", "init", "precision", "qk_norm", "upsampling", "warmup"),
+    *("weight_decay", "z_loss"),
+)
 NUM_PARAMETERS = dict.fromkeys(SMALLER, (5e5, 1e6)) | {
     "transfer_depth": (2e5, 1e6),
     "transfer_width": (2e5, 1e7),
@@ -122,45 +122,12 @@ def test_search_states_its_trials_and_composes_at_its_bounds(compose):
 
 
 @pytest.mark.slow
-def test_averaging_uses_the_runs_of_upsampling(plot):
-    averaged, trained = plot.points_of("averaging"), plot.points_of("upsampling")
-    assert averaged == trained
-
-
-@pytest.mark.slow
 def test_precision_runs_every_recipe(load_runs):
     study = find_package_dir("sweeps") / "precision.yaml"
     recipes = {config.precision.name for config in load_runs(study)}
     assert recipes == {
         file.stem for file in (find_package_dir("conf") / "precision").glob("*.yaml")
     }
-
-
-@pytest.fixture(scope="module")
-def plot():
-    """Load the script that sums up the runs of a study, and compose each study once."""
-    file = Path(__file__).resolve().parents[2] / "benchmarks/sweeps/plot.py"
-    spec = importlib.util.spec_from_file_location("sweeps_plot", file)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    names = functools.cache(module.points_of)
-    module.points_of = lambda study: copy.deepcopy(names(study))
-    return module
-
-
-def write_run(folder, losses, bits, end="finish"):
-    folder.mkdir(parents=True)
-    rows = [{"step": step, "loss": loss} for step, loss in enumerate(losses, start=1)]
-    events = [
-        {"event": "start", "step": 0},
-        {"event": "evaluate", "step": 0, "bits_per_byte": {"code": 9.0, "mean": 3.0}},
-        {"event": "evaluate", "step": len(rows), "bits_per_byte": {"code": 9.0, "mean": bits}},
-        {"event": end, "step": len(rows)},
-    ]
-    for name, lines in (("metrics.jsonl", rows), ("events.jsonl", events)):
-        (folder / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    origin = {"python": "3", "platform": "x", "device": "cpu", "git_revision": None}
-    (folder / "provenance.json").write_text(json.dumps(origin | {"packages": {"torch": "2"}}))
 
 
 @pytest.mark.slow  # 6 s: composes all points of all studies
@@ -173,35 +140,5 @@ def test_studies_have_the_same_default_run(load_runs):
     ):
         study = find_package_dir("sweeps") / f"{name}.yaml"
         runs = zip(points(study), load_runs(study), strict=True)
-        names |= {run.run.name for overrides, run in runs if {*overrides} == {point, "run.seed=2"}}
+        names |= {run.run.name for overrides, run in runs if {*overrides} == {point, *COMMON}}
     assert len(names) == 1
-
-
-@pytest.mark.slow
-def test_runs_are_summed_up_seed_by_seed(plot, tmp_path, monkeypatch):
-    line = np.linspace(8, 4, 400)
-    noise = np.random.default_rng(0).normal(0, 0.1, 400)
-    names = plot.points_of("weight_decay")
-    true, false = names.values()
-    for seed in ("1", "2", "3"):
-        bits = 2.0 + 0.1 * int(seed)
-        write_run(tmp_path / "runs" / true[seed], line + noise, bits)
-        write_run(tmp_path / "runs" / false[seed], line + 3 * noise, bits + 0.01)
-    names["optimizer.decay_norms=false"]["4"] = "bad"
-    monkeypatch.setattr(plot, "points_of", lambda study: names)
-    write_run(tmp_path / "runs/bad", line, 9.0, end="diverge")
-    write_run(tmp_path / "runs/other", line, 1.0)
-    result = plot.collect("weight_decay", tmp_path / "runs")
-    assert list(result["points"]) == ["optimizer.decay_norms=true", "optimizer.decay_norms=false"]
-    first, second = (plot.finished(runs) for runs in result["points"].values())
-    assert result["points"]["optimizer.decay_norms=false"]["4"]["ended"] == "diverge"
-    assert first["1"]["loss_variance"] == pytest.approx(0.01, rel=0.3)
-    assert second["1"]["loss_variance"] == pytest.approx(9 * first["1"]["loss_variance"])
-    assert first["1"]["loss"] == pytest.approx((line + noise)[360:].mean())
-    table = plot.render(result).splitlines()
-    effect = "| optimizer.decay_norms=false - optimizer.decay_norms=true | 3 | +0.0100 | 0.0100 to 0.0100 |"
-    assert table[2].startswith(effect)
-    assert table[2].endswith(" worse |")
-    assert table[7].startswith("| optimizer.decay_norms=false | 3 of 4 | ")
-    assert "| 2.2100 (1.9616 to 2.4584) |" in table[7]
-    plot.draw(result).savefig(tmp_path / "figure.svg")

@@ -11,8 +11,8 @@ from hlat.config.resolve import resolve_config
 from hlat.config.study import StudyConfig
 from hlat.plan.study_power import (
     count_comparisons,
-    format_undecidable,
     format_required_seeds,
+    format_undecidable,
     plan_power,
 )
 from hlat.study.power import compute_detectable_difference, compute_required_seeds
