@@ -32,7 +32,12 @@ class RunConfig:
     root: str = "runs"
     """Directory of all runs."""
     seed: int = bounded(12349, min=0)
-    """Seed of initial weights and data order (HLAT's default)."""
+    """Seed of initial weights, data order and stochastic rounding (HLAT's default)."""
+    init_seed: int | None = bounded(None, min=0)
+    """Seed of the initial weights; null: seed."""
+    data_seed: int | None = bounded(None, min=0)
+    """Seed of the data order; null: seed. Runs with one data_seed and several init_seed differ in
+    their initial weights only."""
     steps: int | None = bounded(None, min=1)
     """Stop after this many optimizer steps without changing the schedule; null: the end of schedule
     and phase."""
@@ -42,6 +47,16 @@ class RunConfig:
     """Train although another run in run.root has finished with the same settings, code and data."""
     force: bool = False
     """Train although the planner predicts that the devices run out of memory (docs/planning.md)."""
+
+    @property
+    def weights_seed(self) -> int:
+        """Seed of the initial weights."""
+        return self.seed if self.init_seed is None else self.init_seed
+
+    @property
+    def order_seed(self) -> int:
+        """Seed of the data order."""
+        return self.seed if self.data_seed is None else self.data_seed
 
 
 @dataclass

@@ -30,7 +30,7 @@ from hlat.config.extensions import compute_hashes, format_missing_extension
 from hlat.config.model import ModelConfig
 from hlat.config.optimizer import OptimizerConfig, RoleLearningRates
 from hlat.config.renamed_keys import restore_former_keys
-from hlat.config.run import Config
+from hlat.config.run import Config, RunConfig
 
 _DATA_DEFAULTS = {"data.bos_token": None}
 """Default values of data settings that older versions lack; omitted from the default run name."""
@@ -232,9 +232,17 @@ def build_default_run_name(config: Config) -> str:
         (config.batch.global_batch_size, config.batch.sequence_length),
         *([] if config.batch.ramp.start is None else [_collect_fields(config.batch.ramp)]),
         (config.run.seed, config.checkpoint.start_from),
+        *_collect_own_seeds(config.run),
     ]
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
     return f"{config.model.name}-{digest[:8]}"
+
+
+def _collect_own_seeds(run: RunConfig) -> list[dict[str, int]]:
+    """Return the seeds that differ from run.seed; empty without, as in names of earlier runs."""
+    seeds = {"init_seed": run.init_seed, "data_seed": run.data_seed}
+    own = {name: seed for name, seed in seeds.items() if seed is not None}
+    return [own] if own else []
 
 
 def _drop_unused(settings: dict[str, Any], config: Config) -> dict[str, Any]:

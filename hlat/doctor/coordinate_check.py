@@ -150,7 +150,7 @@ def scale_config(
     return replace(
         config,
         model=model,
-        run=replace(config.run, seed=config.run.seed + seed),
+        run=replace(config.run, seed=config.run.seed + seed, init_seed=None, data_seed=None),
         precision=_FP32,
         optimizer=replace(optimizer, grad_clip=0.0, eps=eps or optimizer.eps),
     )

@@ -31,6 +31,7 @@ _KEYS = (
     "batch.micro_batch_size",
     "batch.global_batch_size",
     "run.seed",
+    "run.data_seed",
     "evaluation.tokens_per_source",
     "evaluation.sequences_per_source",
 )

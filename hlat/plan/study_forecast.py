@@ -14,6 +14,7 @@ from hlat.config.config_errors import ConfigError
 from hlat.config.resolve import resolve_config
 from hlat.config.run import Config
 from hlat.config.run_steps import compute_total_steps
+from hlat.config.seeds import count_seeds
 from hlat.config.study import Direction, StudyConfig
 from hlat.config.sweep_axes import SweepAxes, load_sweep_axes
 from hlat.plan import step_time
@@ -21,7 +22,6 @@ from hlat.plan.forecast import compute_run_flops, compute_run_seconds
 from hlat.plan.study_power import PowerPlan, count_comparisons, format_required_seeds, plan_power
 from hlat.study.earlier_runs import EarlierRuns, get_size, summarize_earlier_runs
 from hlat.study.rate_comparison import compares_over_rates
-from hlat.study.study_points import SEED_KEY
 from hlat.tracking.text_format import (
     UNKNOWN,
     format_duration,
@@ -95,7 +95,7 @@ class StudyForecast:
     @property
     def num_seeds(self) -> int:
         """Number of seeds of each point."""
-        return len(self.sweep.axes.get(SEED_KEY, [""]))
+        return count_seeds(self.sweep.axes)
 
     @property
     def budget_problems(self) -> list[str]:
@@ -127,7 +127,7 @@ def forecast_study(overrides: Sequence[str]) -> StudyForecast:
     if sweep.num_trials is not None:
         costs *= sweep.num_trials
     num_comparisons = count_comparisons(points, configs)
-    num_seeds = len(sweep.axes.get(SEED_KEY, []))
+    num_seeds = count_seeds(sweep.axes)
     spread = design.spread if math.isnan(earlier.spread) else earlier.spread
     power = None
     if num_seeds > 1 and num_comparisons and spread is not None and spread > 0:

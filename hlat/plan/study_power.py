@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from hlat.config.lr_grid import LR_KEY
 from hlat.config.run import Config
+from hlat.config.seeds import SEED_KEYS, format_seeds
 from hlat.config.study import StudyConfig
 from hlat.study.power import MAX_SEEDS, compute_detectable_difference
 from hlat.study.rate_comparison import CRITERIA, compares_over_rates
 from hlat.study.sequential_test import compute_sequential_detectable_difference
 from hlat.study.study_analysis import Point, find_baselines
-from hlat.study.study_points import SEED_KEY
 from hlat.tracking.text_format import format_duration, format_setting
 
 _MAX_SEQUENTIAL_SEEDS = 64
@@ -49,7 +49,7 @@ def count_comparisons(points: Sequence[Mapping[str, str]], configs: Sequence[Con
     has_grid = design.lr_grid.factor is not None
     if has_grid and not compares_over_rates(design):
         return 0
-    excluded = {SEED_KEY, LR_KEY} if has_grid else {SEED_KEY}
+    excluded = {*SEED_KEYS, LR_KEY} if has_grid else {*SEED_KEYS}
     unique: dict[Point, None] = {}
     for point in _name_choices(points, configs):
         factors = ((key, _normalize(value)) for key, value in point.items() if key not in excluded)
@@ -113,7 +113,7 @@ def format_undecidable(
 
     None: they do, or the design has no difference, no spread or no comparison.
     """
-    design, num_seeds = configs[0].study, len({point.get(SEED_KEY) for point in points})
+    design, num_seeds = configs[0].study, len({format_seeds(point) for point in points})
     wanted, count = design.smallest_difference, count_comparisons(points, configs)
     if wanted is None or design.spread is None or not count or num_seeds < 2:
         return None

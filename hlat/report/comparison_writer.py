@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from hlat.config.seeds import pop_seeds
 from hlat.figures.page_templates import render_page
 from hlat.figures.report_figure import (
     METRIC_PANELS,
@@ -139,7 +140,7 @@ def build_comparison_panels(records: Sequence[RunRecord]) -> list[Panel]:
 def label_groups(records: Sequence[RunRecord]) -> dict[str, list[int]]:
     """Return the indices of the runs in each group of `group_seeds` by a label."""
     axes = find_config_differences(records)
-    axes.pop("run.seed", None)
+    pop_seeds(axes)
     labels: dict[str, list[int]] = {}
     for number, (point, runs) in enumerate(group_seeds(records).items(), start=1):
         label = format_settings(dict(zip(axes, point, strict=True)))

@@ -9,6 +9,7 @@ from hlat.config.batch_steps import count_tokens
 from hlat.config.run import Config
 from hlat.config.run_identity import flatten_model
 from hlat.config.run_steps import compute_total_steps
+from hlat.config.seeds import format_seeds
 from hlat.study.index_file import load_run_list
 from hlat.study.power import estimate_difference_std
 from hlat.study.run_row import RunRow, Settings
@@ -48,7 +49,7 @@ def summarize_earlier_runs(config: Config, metric: str) -> EarlierRuns:
         value = row.get(metric)
         if isinstance(value, int | float):
             values = points.setdefault(_get_point(row, settings), {})
-            values.setdefault(str(settings.get("run.seed")), float(value))
+            values.setdefault(format_seeds(settings), float(value))
     spread, num_runs = estimate_difference_std(points.values())
     speeds = [
         row["median_tokens_per_second"]

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hlat.config.config_errors import ConfigError
+from hlat.config.seeds import SEED_KEYS, pop_seeds
 from hlat.config.study import Direction, StudyConfig
 from hlat.study.heldout_clusters import HELDOUT_METRIC, compute_influences, find_text_problem
 from hlat.study.index_file import RunList
@@ -19,7 +20,7 @@ from hlat.study.run_comparison import find_differing_settings
 from hlat.study.run_record import load_run_record
 from hlat.study.run_row import RunRow, get_value_order
 from hlat.study.study_analysis import Point, analyze_study
-from hlat.study.study_points import SEED_KEY, StudyPoint, find_unused_seed
+from hlat.study.study_points import StudyPoint, find_unused_seed
 from hlat.study.study_result import StudyResult
 from hlat.tracking.text_format import format_setting
 
@@ -38,8 +39,8 @@ def compare_factor(runs: RunList, key: str) -> StudyResult:
     runs = runs.drop_copies()
     axes = find_differing_settings(runs.settings)
     axes = {name: values for name, values in axes.items() if not name.startswith("tracking.")}
-    seeds = axes.pop(SEED_KEY, [""] * len(runs.rows))
-    if key == SEED_KEY:
+    seeds = pop_seeds(axes) or [""] * len(runs.rows)
+    if key in SEED_KEYS:
         raise ConfigError(f"compare={key}: runs are paired by seed; give another setting")
     if key not in axes:
         values = sorted({format_setting(settings.get(key)) for settings in runs.settings})

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from hlat.config.config_errors import ConfigError
+from hlat.config.seeds import SEED_KEYS, pop_seeds
 from hlat.study.metric_curves import interpolate_tokens
 from hlat.study.paired_test import compute_mean_interval
 from hlat.study.run_record import RunRecord, get_number, get_numbers, is_run_dir, load_run_record
@@ -215,7 +216,7 @@ def build_seed_table(records: Sequence[RunRecord]) -> tuple[list[str], list[list
     groups = group_seeds(records)
     if not groups:
         return None
-    axes = [key for key in find_config_differences(records) if key != "run.seed"]
+    axes = [key for key in find_config_differences(records) if key not in SEED_KEYS]
     rows = [
         [*point, str(len(runs)), *_format_seed_results([records[i] for i in runs])]
         for point, runs in groups.items()
@@ -237,7 +238,7 @@ def group_seeds(records: Sequence[RunRecord]) -> dict[tuple[str, ...], list[int]
     The result is empty if no two runs differ in their seed only.
     """
     axes = find_config_differences(records)
-    seeds = axes.pop("run.seed", [])
+    seeds = pop_seeds(axes)
     groups: dict[tuple[str, ...], list[int]] = {}
     for index in range(len(records)):
         groups.setdefault(tuple(values[index] for values in axes.values()), []).append(index)

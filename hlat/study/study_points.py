@@ -16,7 +16,6 @@ from hlat.study.summary_tables import get_run_state
 from hlat.tracking.heldout_rows import get_loop_row
 from hlat.tracking.summary_metrics import compute_summary_metrics
 
-SEED_KEY = "run.seed"
 _EVALUATED_METRICS = {"heldout_bits_per_byte": "bits_per_byte", "scores": "scores"}
 """Prefixes of metrics by source or task, and their fields in events."""
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from hlat.config.seeds import pop_seeds
 from hlat.config.study import Direction, StudyConfig
 from hlat.study.difference_format import format_interval, format_metric, format_p_value
 from hlat.study.factor_effects import FactorEffect, analyze_factor_effects
@@ -39,7 +40,6 @@ from hlat.study.study_analysis import (
     format_answer,
 )
 from hlat.study.study_points import (
-    SEED_KEY,
     StudyPoint,
     build_study_point,
     find_unused_seed,
@@ -120,10 +120,10 @@ def build_study_result(records: Sequence[RunRecord], num_planned: int = 0) -> St
     axes = _drop_implied_start(
         {key: axes[key] for key in axes if not key.startswith(_IGNORED_PREFIX)}
     )
-    seeds = axes.pop(SEED_KEY, None)
+    seeds = pop_seeds(axes)
     design = _find_design(records, axes)
     has_design = bool(design.baseline) or design.lr_grid.factor is not None
-    if not axes or (seeds is None and not has_design):
+    if not axes or not (seeds or has_design):
         return None
     members: dict[Point, dict[str, RunRecord]] = {}
     for i, record in enumerate(records):

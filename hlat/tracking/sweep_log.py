@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hlat.config.redaction import redact_data
+from hlat.config.seeds import is_seed_override
 from hlat.tracking.jsonl_log import JsonlLog
 
 SWEEP_POINT_VARIABLE = "HLAT_SWEEP_POINT"
@@ -56,7 +57,7 @@ def list_stopped_points(sweep_dir: Path) -> list[str]:
 def count_seeds(sweep_dir: Path) -> int:
     """Return the number of seeds among the overrides of all points."""
     words = {word for row in _open_log(sweep_dir).read_rows() for word in row["overrides"]}
-    return sum(word.startswith("run.seed=") for word in words)
+    return sum(map(is_seed_override, words))
 
 
 def find_run_dir(sweep_dir: Path, overrides: Sequence[str]) -> Path | None:

@@ -21,6 +21,7 @@ from hlat.config import tracking
 from hlat.config.batch import BatchConfig
 from hlat.config.batch_steps import count_tokens
 from hlat.config.redaction import redact_data, redact_text
+from hlat.config.seeds import SEED_KEYS
 from hlat.distributed.process_signals import block_signals
 from hlat.storage.storage_path import validate_writable
 from hlat.tracking.lost_work import END_EVENTS
@@ -272,7 +273,7 @@ def _list_study_tags(config: Mapping[str, Any]) -> list[str]:
     """
     baseline = config.get("study", {}).get("baseline") or {}
     tags = []
-    for key in (*baseline, "run.seed") if baseline else ():
+    for key in (*baseline, *SEED_KEYS) if baseline else ():
         group, _, name = key.partition(".")
         value: Any = config.get(group)
         for part in name.split(".") if name else ():

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hlat.config.config_errors import ConfigError
+from hlat.config.seeds import SEED_KEYS
 
 if TYPE_CHECKING:
     from wandb_workspaces.reports.v2.interface import Report
@@ -96,7 +97,7 @@ def _build_charts(study: StudyReport, entity: str, project: str) -> Any:
     from wandb_workspaces.reports.v2 import interface
 
     metric = get_metric_key(study.metric)
-    columns = [f"config:{_nest(key)}" for key in (*study.factors, "run.seed")]
+    columns = [f"config:{_nest(key)}" for key in (*study.factors, *SEED_KEYS)]
     runs = interface.Runset(
         entity=entity,
         project=project,

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from hlat.config.config_errors import ConfigError
+from hlat.config.seeds import is_seed_override
 from hlat.study.run_comparison import load_run_records
 from hlat.study.run_record import is_run_dir
 from hlat.study.study_analysis import Verdict
@@ -24,12 +25,12 @@ def run_until_worse(
         The exit codes of the started points, and the reasons of the points that were not started
         because their settings are worse than the baseline, by number.
     """
-    seeds = sorted({task.point.config.run.seed for task, _ in work})
+    seeds = sorted({_get_seeds(task) for task, _ in work})
     codes: dict[int, int] = {}
     stopped: dict[int, str] = {}
     for seed in seeds:
         worse = _find_worse_settings([task for task, _ in work], len(seeds)) if codes else {}
-        current = [item for item in work if item[0].point.config.run.seed == seed]
+        current = [item for item in work if _get_seeds(item[0]) == seed]
         for task, _ in current:
             if (reason := worse.get(_get_settings(task))) is not None:
                 stopped[task.number] = reason
@@ -59,6 +60,11 @@ def _find_worse_settings(tasks: Sequence[SweepTask], num_seeds: int) -> dict[str
     return reasons
 
 
+def _get_seeds(task: SweepTask) -> tuple[int, int, int]:
+    run = task.point.config.run
+    return run.seed, run.weights_seed, run.order_seed
+
+
 def _get_settings(task: SweepTask) -> str:
-    """Return the overrides of a point without its seed."""
-    return " ".join(word for word in task.point.overrides if not word.startswith("run.seed="))
+    """Return the overrides of a point without its seeds."""
+    return " ".join(word for word in task.point.overrides if not is_seed_override(word))
