@@ -78,10 +78,8 @@ def run_worker(config: Config, config_yaml: str, overrides: list[str]) -> ExitCo
         if not preflight.run_preflight(config, run_dir, engine):
             return ExitCode.UNHEALTHY_NODE
         engine.build(config, initialize=False)  # resume initializes or loads the weights
-        shard = engine.parallel_state.data_shard
-        loader = build_data_loader(
-            config.data, config.phase, config.batch, config.run.order_seed, *shard
-        )
+        shard, seed = engine.parallel_state.data_shard, config.run.order_seed
+        loader = build_data_loader(config.data, config.phase, config.batch, seed, *shard)
         validate_vocab_size(config.model, loader.vocab_size)
         tracker = Tracker(run_dir, config, is_rank0, config_yaml, overrides)
         with closing(loader), closing(tracker):

@@ -63,9 +63,8 @@ def init_weights(
         def sample(
             offset: tuple[int, ...], size: tuple[int, ...], spec: ParameterSpec = spec
         ) -> Tensor:
-            values = compute_initial_values(
-                spec, config.model, config.run.weights_seed, offset, size
-            )
+            seed = config.run.weights_seed
+            values = compute_initial_values(spec, config.model, seed, offset, size)
             return torch.from_numpy(values)
 
         if shard.size[1:] != shard.shape[1:]:
