@@ -1,10 +1,9 @@
-"""Record the runs of a study: values, tables and figures of `hlat report`.
+"""Record the runs of a study: values, and a page with the tables and figures of `hlat report`.
 
 Usage: python benchmarks/sweeps/record_study.py NAME --runs runs/STUDY
        (writes NAME.json, NAME.md and NAME_1.svg, NAME_2.svg, ...)
 
-The directory has the runs of this study only. The tables are those of points and effects, and of
-the optima of a grid of learning rates.
+The directory has the runs of this study only.
 """
 
 import argparse
@@ -16,6 +15,7 @@ from typing import Any
 from matplotlib import rc_context
 from omegaconf import OmegaConf
 
+from hlat.figures.report_figure import ReportFigure
 from hlat.report.comparison_writer import build_result_figures
 from hlat.study.lr_tuning import summarize_tunings
 from hlat.study.run_comparison import load_run_records
@@ -63,17 +63,24 @@ def set_baseline(record: RunRecord, baseline: str) -> RunRecord:
     return replace(record, config=OmegaConf.to_yaml(config))
 
 
-def format_tables(result: StudyResult) -> str:
-    """Return the tables and the verdicts in Markdown."""
+def format_page(name: str, result: StudyResult, figures: list[ReportFigure]) -> str:
+    """Return question, verdicts, figures and tables in Markdown."""
+    design, points = result.design, result.points.values()
+    num_runs = sum(len(one.run_names) for one in points)
+    lines = [
+        f"# {name}: {design.question}",
+        f"{num_runs} runs, {len(points)} points; {result.metric_label}. Design: "
+        f"[{name}.yaml](../../sweeps/{name}.yaml). Written by `record_study.py`.",
+        "\n".join(f"* {verdict}" for verdict in result.verdicts),
+    ]
+    for number, figure in enumerate(figures, start=1):
+        lines += [f"![{figure.alt_text}]({name}_{number}.svg)", figure.caption]
     tables = build_result_tables(result)
     if not result.tunings:
         tables = {"Points": build_point_table(result), **tables}
-    parts = [
-        f"{caption}:\n\n" + "\n".join(format_markdown_table(*table))
-        for caption, table in tables.items()
-    ]
-    parts.append("\n".join(f"* {verdict}" for verdict in result.verdicts))
-    return "\n\n".join(parts) + "\n"
+    for caption, table in tables.items():
+        lines += [f"{caption}:", "\n".join(format_markdown_table(*table))]
+    return "\n\n".join(lines) + "\n"
 
 
 def main() -> None:
@@ -104,9 +111,10 @@ def main() -> None:
         **summarize_tunings(result.tunings, result.transfers),
     }
     recorded.write_text(json.dumps(content) + "\n")
-    text = format_tables(result)
+    figures = build_result_figures(result)
+    text = format_page(arguments.study, result, figures)
     recorded.with_suffix(".md").write_text(text)
-    for number, figure in enumerate(build_result_figures(result), start=1):
+    for number, figure in enumerate(figures, start=1):
         with rc_context({"svg.fonttype": "none", "svg.hashsalt": "hlat"}):
             file = recorded.with_name(f"{arguments.study}_{number}.svg")
             figure.draw().savefig(file, metadata={"Date": None})
