@@ -56,7 +56,7 @@ docs/failures.md has the formulas and the sources of the numbers."""
 
 _COST_EXAMPLES = """\
 Costs are shares of the paper's baseline, 7B on four p4d nodes at the paper's prices. The baseline
-is planned too, with constants fitted to the figure: docs/planning.md.
+is planned too, with constants that are not fitted to the figure: docs/planning.md.
 
 example:
   hlat plan cost figure=figures/cost.png"""

@@ -58,8 +58,8 @@ def test_cost_without_a_price_is_none(forecast):
 
 
 def test_hardware_without_constants_has_memory_only(forecast):
-    plan = forecast("model=7b", "hardware=trn2_48xl")
+    plan = forecast("model=7b", "hardware=trn3")
     assert plan.throughput is None
     assert plan.checkpointing is None
-    assert "hardware=trn2.48xlarge has no constants" in plan.unknown_reasons[0]
+    assert "hardware=trn3 has no constants" in plan.unknown_reasons[0]
     assert plan.memory.total > 0

@@ -479,7 +479,7 @@ def test_unknown_time_is_not_printed(capsys):
     assert plan.main(["run.steps=5"]) == 0
     out = capsys.readouterr().out
     assert "total" in out
-    assert "hardware=cpu has no constants in hlat/plan/hardware_efficiency.py" in out
+    assert "hardware=cpu has no constants in hlat/plan/device_efficiency.yaml" in out
     assert "tokens per second" not in out
 
 
