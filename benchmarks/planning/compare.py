@@ -200,6 +200,14 @@ def render_constants() -> str:
     return table(["constant", "prior", "fitted"], lines)
 
 
+def get_style(marker: str, colour: str) -> dict[str, Any]:
+    """Return the style of a marker: crosses, and filled or open symbols."""
+    style = {"s": 24, "marker": marker}
+    if marker == "x":
+        return style | {"color": colour}
+    return style | {"facecolors": "none" if marker == "D" else colour, "edgecolors": colour}
+
+
 def draw(results: Sequence[Result]) -> Figure:
     """Return a figure of the planned throughput relative to the published one."""
     figure = Figure(figsize=(8, 4.6), layout="constrained")
@@ -207,17 +215,11 @@ def draw(results: Sequence[Result]) -> Figure:
     for one in results:
         colour = next(value for name, value in COLOURS.items() if one["device"].startswith(name))
         state = "fitted" if one["fitted"] else "calibrated" if one["calibrated"] else "other"
-        fill = colour if state != "calibrated" else "none"
-        style = (
-            {"color": colour} if state == "other" else {"facecolors": fill, "edgecolors": colour}
-        )
-        axes.scatter(one["published"], 1 + one["error"], s=24, marker=MARKERS[state][0], **style)
+        axes.scatter(one["published"], 1 + one["error"], **get_style(MARKERS[state][0], colour))
     for name, colour in COLOURS.items():
         axes.scatter([], [], s=24, color=colour, label=name)
     for marker, label in MARKERS.values():
-        fill = "none" if marker == "D" else INK
-        style = {"color": INK} if marker == "x" else {"facecolors": fill, "edgecolors": INK}
-        axes.scatter([], [], s=24, marker=marker, label=label, **style)
+        axes.scatter([], [], label=label, **get_style(marker, INK))
     axes.axhline(1, color=INK, linewidth=0.8)
     for ratio in (0.8, 1.25):
         axes.axhline(ratio, color=MUTED, linewidth=0.8, linestyle="dashed")

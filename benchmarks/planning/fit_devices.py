@@ -58,7 +58,7 @@ PRIORS = {
 }
 
 
-def build_constants(values: Sequence[float]) -> Constants:
+def build_constants(values: np.ndarray) -> Constants:
     """Return the constants for a vector in the order of PRIORS."""
     named = {}
     for (name, prior), value in zip(PRIORS.items(), values, strict=True):

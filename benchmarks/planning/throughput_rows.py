@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from hlat.config.batch import BatchConfig
 from hlat.config.compose import compose_config
@@ -47,9 +48,11 @@ class Device:
     """
 
     preset: str
-    overrides: dict[str, object]
+    overrides: dict[str, Any]
 
 
+GB300_PEAKS = {"bf16": 2500, "fp8": 5000, "fp4": 15000, "fp32": 80}
+"""Dense peaks of GB300 in TFLOP/s (NVIDIA GB300 NVL72 data sheet)."""
 DEVICES = {
     "A100-40": Device("a100_p4d", {"network_gbit_per_s": 1600}),
     "A100-80": Device("a100_hgx", {}),
@@ -60,7 +63,7 @@ DEVICES = {
     "B200 power-limited": Device("b200_hgx", {}),
     "B200/GB200 (184 GiB)": Device("gb200_nvl72", {}),
     "GB200": Device("gb200_nvl72", {}),
-    "GB300": Device("gb200_nvl72", {"memory_gib": 257.0}),
+    "GB300": Device("gb200_nvl72", {"peak_tflops": GB300_PEAKS}),
     "trn1-core": Device("trn1_32xl", {}),
 }
 """Devices by their name in the file. llm-foundry states 1600 Gb/s per node of eight A100; the other
@@ -206,10 +209,13 @@ def _build_hardware(device: str, num_devices: int, per_node: int) -> HardwareCon
     The racks of GB200 are one node, since NVLink connects all their devices.
     """
     hardware = load_hardware(DEVICES[device].preset)
-    if "NVL" in hardware.name:
+    if DEVICES[device].preset == "gb200_nvl72":
         per_node = num_devices
     network = (hardware.network_gbit_per_s or 0.0) / (hardware.processes_per_node or 1)
-    overrides = {"network_gbit_per_s": network * per_node, **DEVICES[device].overrides}
+    overrides: dict[str, Any] = {
+        "network_gbit_per_s": network * per_node,
+        **DEVICES[device].overrides,
+    }
     per_node = min(per_node, num_devices)
     return replace(
         hardware, nodes=num_devices // per_node, processes_per_node=per_node, **overrides
