@@ -19,8 +19,9 @@ from benchmarks.common import table, write_between
 from hlat.config.compose import compose_config
 from hlat.config.resolve import resolve_config
 from hlat.config.run import Config
-from hlat.plan.hardware_efficiency import EFFICIENCIES, HardwareEfficiency
-from hlat.plan.step_time import compute_achieved_speed, compute_step_time
+from hlat.plan.achieved_speed import compute_achieved_speed
+from hlat.plan.hardware_efficiency import HardwareEfficiency, load_efficiencies
+from hlat.plan.step_time import compute_step_time
 from hlat.plan.token_cost import COMMON_OVERRIDES, PUBLISHED_RUNS, PublishedRun
 
 HERE = Path(__file__).resolve().parent
@@ -122,7 +123,7 @@ def main() -> None:
     ]
     fitted = [row for row in rows if row[0].fitted]
     shares = fit(fitted)
-    used = EFFICIENCIES["trn1.32xlarge"]
+    used = load_efficiencies()["trn1"]
     now = [used.compute, used.link, used.network]
     print("fitted", [round(share, 4) for share in shares], "in use", now)
     result = {

@@ -25,8 +25,9 @@ from hlat.config.run import Config
 from hlat.data.packed_sequences import PackedSequences
 from hlat.distributed.mesh_coordinates import ParallelDegrees
 from hlat.engine.native.native_engine import NativeEngine
+from hlat.model.decoder_spec import compute_flops_per_token
 from hlat.plan.pipeline_stage_shards import build_stage_shards
-from hlat.plan.step_time import compute_forward_backward_flops, compute_matrix_update_flops
+from hlat.plan.update_cost import compute_matrix_update_flops
 
 HERE = Path(__file__).resolve().parent
 REFERENCE = "adamw_small"
@@ -72,9 +73,9 @@ def count_flops(config: Config) -> float:
     """Return the planned FLOPs of a step on one process."""
     mesh = ParallelDegrees(dp=1, tp=1, pp=1)
     (stage,) = build_stage_shards(config.model, mesh)
-    micro_batch = compute_forward_backward_flops(config, mesh, stage)
+    per_token = compute_flops_per_token(config.model, config.batch.sequence_length)
     update = compute_matrix_update_flops(config, mesh, stage)
-    return micro_batch * config.num_micro_batches + update
+    return per_token * config.batch.tokens_per_step + update
 
 
 def measure(arguments: argparse.Namespace, num_tokens: int) -> dict[str, Any]:

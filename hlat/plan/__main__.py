@@ -56,7 +56,7 @@ docs/failures.md has the formulas and the sources of the numbers."""
 
 _COST_EXAMPLES = """\
 Costs are shares of the paper's baseline, 7B on four p4d nodes at the paper's prices. The baseline
-is planned too, with constants fitted to the figure: docs/planning.md.
+is planned too, with constants that are not fitted to the figure: docs/planning.md.
 
 example:
   hlat plan cost figure=figures/cost.png"""
@@ -236,10 +236,14 @@ def _build_plan_figure(config: "Config", plan: "RunForecast") -> "ReportFigure":
 def _print_ranking(config: "Config", arguments: argparse.Namespace) -> ExitCode:
     """Print all valid layouts, best first."""
     from hlat.plan import plan_text
-    from hlat.plan.layout_search import search_layouts
+    from hlat.plan.layout_search import count_equal_layouts, search_layouts
 
     layouts = search_layouts(config)
-    summaries = [plan_text.summarize_layout(layout) for layout in layouts]
+    num_equal = count_equal_layouts(layouts)
+    summaries = [
+        {**plan_text.summarize_layout(layout), "equal_to_first": rank < num_equal}
+        for rank, layout in enumerate(layouts)
+    ]
     _print_result(arguments, summaries, plan_text.format_ranking(config, layouts))
     return ExitCode.FINISHED if any(layout.fits for layout in layouts) else ExitCode.CONFIGURATION
 

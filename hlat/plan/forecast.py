@@ -19,7 +19,10 @@ from hlat.model.decoder_spec import (
     count_active_parameters,
     count_parameters,
 )
+from hlat.model.mlp_spec import get_mlp_spec
 from hlat.plan import failure_model, step_time
+from hlat.plan.achieved_speed import get_efficiency
+from hlat.plan.hardware_efficiency import UNCALIBRATED_INTERVAL
 from hlat.plan.memory_estimate import (
     MemoryEstimate,
     compute_checkpoint_bytes,
@@ -42,12 +45,15 @@ _MAX_INTERVAL_IN_MTBFS = 100
 class ThroughputForecast:
     """Values derived from the step time; None if peak or price is unknown.
 
-    `tokens_per_second`, `mfu` and `cost_per_4m_tokens_usd` (HLAT paper, section V-F) are those of a
-    full batch; `days` and `cost_usd` those of a run without failures; `loader_cores`
-    are the cores per node for tokenization.
+    `step_interval_s` is the 80% interval of the step time, None for an assumed MFU; it is an
+    estimate unless `is_calibrated`. `tokens_per_second`, `mfu` and `cost_per_4m_tokens_usd` (HLAT
+    paper, section V-F) are those of a full batch; `days` and `cost_usd` those of a run without
+    failures; `loader_cores` are the cores per node for tokenization.
     """
 
     step: StepTime
+    step_interval_s: tuple[float, float] | None
+    is_calibrated: bool
     tokens_per_second: float
     mfu: float | None
     days: float
@@ -125,16 +131,21 @@ def forecast_run(config: Config, assumed_mfu: float | None = None) -> RunForecas
 
 
 def _forecast_throughput(config: Config, assumed_mfu: float | None) -> ThroughputForecast:
-    predict = step_time.predict_step_time
+    predict, interval, is_calibrated = step_time.predict_step_time, None, False
     if assumed_mfu is not None:
         predict = partial(step_time.assume_step_time, assumed_mfu=assumed_mfu)
     hardware, step = config.hardware, predict(config)
+    if assumed_mfu is None:
+        (low, high), is_calibrated = _get_step_interval(config)
+        interval = (low * step.total, high * step.total)
     rate = config.batch.tokens_per_step / step.total
     days = compute_run_seconds(config, predict) / 86400
     price = hardware.price_usd_per_hour
     flops = compute_flops_per_token(config.model, config.batch.sequence_length)
     return ThroughputForecast(
         step=step,
+        step_interval_s=interval,
+        is_calibrated=is_calibrated,
         tokens_per_second=rate,
         mfu=mfu.compute_mfu(
             rate, flops, hardware, config.num_processes, config.precision.compute_dtype
@@ -144,6 +155,17 @@ def _forecast_throughput(config: Config, assumed_mfu: float | None) -> Throughpu
         cost_per_4m_tokens_usd=mfu.compute_cost_per_4m_tokens(hardware, rate),
         loader_cores=rate / hardware.nodes / TOKENS_PER_CORE_SECOND[config.data.encoder],
     )
+
+
+def _get_step_interval(config: Config) -> tuple[tuple[float, float], bool]:
+    """Return the interval relative to the predicted time, and True if it is calibrated.
+
+    No fitted row has experts.
+    """
+    efficiency = get_efficiency(config)
+    if efficiency.is_calibrated and get_mlp_spec(config.model).count_experts(config.model):
+        return UNCALIBRATED_INTERVAL, False
+    return efficiency.interval, efficiency.is_calibrated
 
 
 def _forecast_checkpointing(config: Config, step_s: float) -> CheckpointForecast:

@@ -1,41 +1,95 @@
-"""Fitted efficiency of each kind of hardware.
+"""Achieved efficiency of each class of devices.
 
 The fraction of a data sheet's peak that training achieves depends on compiler, libraries and
-shapes. The constants are fitted to published runs (published_throughput.yaml);
-docs/planning.md lists the error of each. The step time of hardware without constants is unknown.
+shapes. device_efficiency.yaml has the constants, with their sources; docs/planning.md lists the
+errors of predictions. The step time of hardware without constants is unknown.
 """
 
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 from hlat.config.engine import EngineBackend
 from hlat.config.run import Config
+from hlat.config.untrusted_files import load_untrusted_yaml
 from hlat.model.activation_spec import KernelBackend
+
+UNCALIBRATED_INTERVAL = (0.71, 1.41)
+"""Range of a step time, relative to the predicted one, of devices and components without fitted
+rows: 80% of a normal distribution with the standard deviations of the priors of matmuls (0.10) and
+of frameworks (0.15) in benchmarks/planning, and 0.20 for the component, assumed."""
 
 
 @dataclass(frozen=True)
 class HardwareEfficiency:
-    """Achieved fractions of peak_tflops, link_gb_per_s and network_gbit_per_s of `hardware`."""
+    """Constants of a class of devices.
+
+    The defaults are for devices of which only the first three are known: all FLOPs have the same
+    speed, and operators other than matmuls are part of it.
+
+    Attributes:
+        compute: Achieved fraction of peak_tflops in large matmuls.
+        link: Achieved fraction of link_gb_per_s.
+        network: Achieved fraction of network_gbit_per_s.
+        source: Origin of the constants.
+        float8: Achieved fraction of peak_tflops.fp8 in large matmuls.
+        attention: Achieved fraction of peak_tflops in attention over long sequences; None: compute.
+        attention_half_length: Positions for which attention achieves half of it.
+        attention_backward: FLOPs of the backward pass of attention relative to the forward pass.
+        num_multiprocessors: Tiles of a matmul that are computed at a time; None: no tiles.
+        compiled_passes: Times that operators other than matmuls transfer an activation to or from
+            memory, with torch.compile.
+        eager_passes: The same without.
+        overlap: Share of the shorter of computation and data-parallel collectives that the longer
+            one hides.
+        collective_s: Time of a collective of no bytes.
+        link_hop_s: Further time of each hop over links.
+        network_hop_s: Further time of each hop over the network.
+        interval: 80% interval of a step time relative to the predicted one; an estimate if
+            `is_calibrated` is False.
+        layout_interval: The same for comparisons of layouts, without the errors that all layouts
+            have in common.
+        is_calibrated: True if at least five published rows determine the constants.
+    """
 
     compute: float
     link: float
     network: float
     source: str
+    float8: float | None = None
+    attention: float | None = None
+    attention_half_length: float = 0.0
+    attention_backward: float = 2.0
+    num_multiprocessors: int | None = None
+    compiled_passes: float = 0.0
+    eager_passes: float = 0.0
+    overlap: float = 1.0
+    collective_s: float = 0.0
+    link_hop_s: float = 0.0
+    network_hop_s: float = 0.0
+    interval: tuple[float, float] = UNCALIBRATED_INTERVAL
+    layout_interval: tuple[float, float] = UNCALIBRATED_INTERVAL
+    is_calibrated: bool = False
 
 
-_TRN1 = HardwareEfficiency(
-    0.490, 0.177, 0.311, "fitted to 4 of 11 published rows, docs/planning.md"
-)
+@cache
+def load_efficiencies() -> dict[str, HardwareEfficiency]:
+    """Return the efficiencies by hardware.device."""
+    file = load_untrusted_yaml(Path(__file__).with_name("device_efficiency.yaml"))
+    return {name: _build_efficiency(file, values) for name, values in file["devices"].items()}
 
-EFFICIENCIES = {
-    "trn1.32xlarge": _TRN1,
-    "trn1n.32xlarge": HardwareEfficiency(
-        _TRN1.compute, _TRN1.link, _TRN1.network, "as trn1.32xlarge; no published row"
-    ),
-    "p4d.24xlarge": HardwareEfficiency(
-        0.5, 0.5, _TRN1.network, "fitted to the 43% MFU that HLAT's figure 5 implies"
-    ),
-}
-"""Efficiencies by hardware.name."""
+
+def _build_efficiency(file: dict[str, Any], values: dict[str, Any]) -> HardwareEfficiency:
+    """Return the constants of a device; GPUs have those of the section gpu, unless overridden."""
+    fields = dict(values)
+    if fields.pop("is_gpu", False):
+        fields = file["gpu"] | fields
+    intervals = ("interval", "layout_interval")
+    return HardwareEfficiency(
+        **(fields | {key: tuple(fields[key]) for key in intervals if key in fields})
+    )
+
 
 RESERVED_MEMORY_GIB = {"trn1.32xlarge": 3.0, "trn1n.32xlarge": 3.0, "cpu": 0.025}
 """Device memory of runtime, programs and compiler scratch, by hardware.name. The value of trn1 is

@@ -5,7 +5,7 @@ Validation rules decide which layouts are valid, memory which fit, and time whic
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -15,9 +15,10 @@ from hlat.config.parallelism import ActivationCheckpointing
 from hlat.config.parallelism_validation import PARALLELISM_VALIDATORS
 from hlat.config.run import Config
 from hlat.model.mlp_spec import get_mlp_spec
+from hlat.plan.achieved_speed import compute_achieved_speed, get_efficiency
 from hlat.plan.hardware_efficiency import get_planned_engine
 from hlat.plan.memory_estimate import MemoryEstimate, estimate_memory, get_device_memory_bytes
-from hlat.plan.step_time import compute_achieved_speed, compute_step_time, get_efficiency
+from hlat.plan.step_time import compute_step_time
 
 _CHECKPOINTING_MODES = list(ActivationCheckpointing)
 _MAX_MICRO_BATCH_SIZE = 16
@@ -111,6 +112,19 @@ def generate_layouts(config: Config) -> Iterator[Config]:
 
 def _count_experts(config: Config) -> int:
     return get_mlp_spec(config.model).count_experts(config.model)
+
+
+def count_equal_layouts(layouts: Sequence[LayoutCandidate]) -> int:
+    """Return the number of layouts that are as fast as the first one, within intervals.
+
+    The intervals exclude errors that all layouts have in common. `layouts` are in the order of
+    `search_layouts`, with step times.
+    """
+    fitting = [layout.step_s for layout in layouts if layout.fits and layout.step_s is not None]
+    if not fitting:
+        return 0
+    low, high = get_efficiency(layouts[0].config).layout_interval
+    return sum(step_s * low <= fitting[0] * high for step_s in fitting)
 
 
 def find_nearest_layouts(

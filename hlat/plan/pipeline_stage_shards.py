@@ -133,11 +133,12 @@ def build_stage_shards(model: ModelConfig, mesh: ParallelDegrees) -> list[Pipeli
         stage_kinds = kinds[stage.start : stage.stop]
         stage_layers = [layers[kind] for kind in stage_kinds]
         others = _count_local_elements(non_layer[rank], mesh)
-        roles = sum(
-            (layer.numels_by_role for layer in stage_layers),
-            _count_elements_by_role(non_layer[rank], mesh),
-        )
-        experts = sum((layer.expert_numels_by_role for layer in stage_layers), Counter())
+        roles, experts = _count_elements_by_role(non_layer[rank], mesh), Counter[ParameterRole]()
+        for kind, count in Counter(stage_kinds).items():
+            for role, numel in layers[kind].numels_by_role.items():
+                roles[role] += count * numel
+            for role, numel in layers[kind].expert_numels_by_role.items():
+                experts[role] += count * numel
         shards.append(
             PipelineStageShard(
                 layers=tuple(Counter(stage_kinds).items()),

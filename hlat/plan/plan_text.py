@@ -20,8 +20,8 @@ from hlat.model.parametrization_spec import (
 from hlat.optim.optimizer_spec import get_optimizer_spec
 from hlat.optim.parametrization import compute_update_settings
 from hlat.plan.forecast import RunForecast
-from hlat.plan.hardware_efficiency import EFFICIENCIES, get_planned_engine
-from hlat.plan.layout_search import LayoutCandidate
+from hlat.plan.hardware_efficiency import get_planned_engine, load_efficiencies
+from hlat.plan.layout_search import LayoutCandidate, count_equal_layouts
 from hlat.plan.memory_estimate import MemoryEstimate, get_device_memory_bytes
 from hlat.tracking.text_format import format_count, format_gib, format_short, format_table
 
@@ -40,7 +40,9 @@ MEMORY_LABELS = {
     "reserve": "reserve",
 }
 TIME_LABELS = {
-    "compute": "compute",
+    "compute": "matmuls",
+    "attention": "attention",
+    "elementwise": "other operators",
     "tensor_parallel": "tensor-parallel traffic",
     "expert_parallel": "expert-parallel traffic",
     "sends": "sends between stages",
@@ -239,7 +241,7 @@ def format_ranking(config: Config, layouts: Sequence[LayoutCandidate]) -> list[s
     lines += ["", order, ""]
     lines += _format_layouts(layouts[:_MAX_ROWS])
     if fitting and has_times:
-        lines += ["", _format_command(layouts[0])]
+        lines += ["", *_format_equal_layouts(layouts), _format_command(layouts[0])]
     elif not fitting:
         least = min(layouts, key=lambda one: one.memory.total)
         capacity = get_device_memory_bytes(least.config)
@@ -256,6 +258,13 @@ def _format_layouts(layouts: Sequence[LayoutCandidate]) -> list[str]:
 def _format_command(layout: LayoutCandidate) -> str:
     nodes = f"hardware.nodes={layout.config.hardware.nodes}"
     return " ".join(["the first:", nodes, *layout.overrides])
+
+
+def _format_equal_layouts(layouts: Sequence[LayoutCandidate]) -> list[str]:
+    """Return a line with the number of layouts that are as fast as the first one."""
+    if (count := count_equal_layouts(layouts)) < 2:
+        return []
+    return [f"the first {format_count(count)} are equal within the 80% intervals of their times"]
 
 
 def _format_headline(config: Config) -> str:
@@ -297,11 +306,12 @@ def _format_layout_keys(config: Config) -> str:
 
 def _list_notes(config: Config, assumed_mfu: float | None = None) -> list[str]:
     notes = []
-    constants = EFFICIENCIES.get(config.hardware.name)
+    constants = load_efficiencies().get(config.hardware.device or "")
     if assumed_mfu is not None:
         notes.append(f"time and price are assumed: mfu={assumed_mfu:g} of the data sheet's peak")
     elif constants is not None:
-        notes.append(f"constants of {config.hardware.name}: {constants.source}")
+        state = "" if constants.is_calibrated else "not calibrated, "
+        notes.append(f"constants of {config.hardware.device}: {state}{constants.source}")
     if (engine := get_planned_engine(config)) is not config.engine.name:
         notes.append(
             f"planned for engine={engine.value}, the only one on {config.hardware.name}; to train, "

@@ -1,8 +1,8 @@
 """Cost of 4 million tokens by number of nodes, planned and published: HLAT paper, figure 5.
 
 The paper divides by the cost of its GPU baseline, 7B on four p4d nodes at the prices of its day,
-and gives no dollars. That baseline is planned with constants fitted to the figure
-(hlat.plan.hardware_efficiency), so the values of trn1 are a test and those of p4d are not.
+and gives no dollars. That baseline is planned with the constants of A100, which are not fitted to
+the figure.
 """
 
 from collections.abc import Sequence

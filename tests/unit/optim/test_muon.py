@@ -16,7 +16,7 @@ from hlat.optim.muon_spec import MuonConfig, MuonSpec, UpdateScale
 from hlat.optim.optimizer_factory import build_param_groups
 from hlat.optim.optimizer_spec import compute_joint_shape, group_matrices
 from hlat.plan.pipeline_stage_shards import build_stage_shards
-from hlat.plan.step_time import compute_matrix_update_flops
+from hlat.plan.update_cost import compute_matrix_update_flops
 
 SHAPES = [(64, 96), (96, 64), (64, 64), (1, 48), (48, 1), (7, 5)]
 SPEC = MuonSpec()

@@ -10,7 +10,7 @@ from hlat.distributed.mesh_coordinates import ParallelDegrees
 from hlat.model.decoder import Decoder
 from hlat.model.decoder_spec import compute_flops_per_token, count_parameters
 from hlat.plan.pipeline_stage_shards import build_stage_shards
-from hlat.plan.step_time import compute_forward_backward_flops
+from tests.support.planned_flops import count_flops
 
 
 @pytest.mark.parametrize("choice", ["tiny", "160m", "7b", "70b"])
@@ -57,7 +57,7 @@ def test_flops_equal_those_of_torch(choice, compose, monkeypatch):
     with FlopCounterMode(display=False) as counter:
         model.compute_logits(tokens).sum().backward()
     masked = 6 * length * config.model.hidden_size * config.model.num_layers * length
-    planned = compute_forward_backward_flops(
+    planned = count_flops(
         config, ParallelDegrees(), build_stage_shards(config.model, ParallelDegrees())[0]
     )
     assert counter.get_total_flops() - masked == planned

@@ -58,8 +58,22 @@ def test_cost_without_a_price_is_none(forecast):
 
 
 def test_hardware_without_constants_has_memory_only(forecast):
-    plan = forecast("model=7b", "hardware=trn2_48xl")
+    plan = forecast("model=7b", "hardware=trn3")
     assert plan.throughput is None
     assert plan.checkpointing is None
-    assert "hardware=trn2.48xlarge has no constants" in plan.unknown_reasons[0]
+    assert "hardware=trn3 has no constants" in plan.unknown_reasons[0]
     assert plan.memory.total > 0
+
+
+def test_intervals_of_step_times(forecast, compose):
+    plan = forecast("model=llama3_8b", "hardware=h100_p5").throughput
+    assert plan.is_calibrated
+    low, high = (bound / plan.step.total for bound in plan.step_interval_s)
+    assert (low, high) == pytest.approx((0.910, 1.099))
+    experts = forecast("model=mixtral_8x7b", "hardware=h100_p5", "parallelism.zero=1").throughput
+    assert not experts.is_calibrated
+    low, high = (bound / experts.step.total for bound in experts.step_interval_s)
+    assert (low, high) == pytest.approx((0.71, 1.41))
+    assert not forecast("experiment=hlat_7b").throughput.is_calibrated
+    config = OmegaConf.to_object(compose("model=llama3_8b", "hardware=h100_p5"))
+    assert forecast_run(config, assumed_mfu=0.4).throughput.step_interval_s is None

@@ -5,6 +5,8 @@ from omegaconf import OmegaConf
 
 from hlat.config.resolve import resolve_config
 from hlat.plan.layout_search import (
+    LayoutCandidate,
+    count_equal_layouts,
     find_layout_problems,
     find_nearest_layouts,
     generate_layouts,
@@ -94,3 +96,18 @@ def test_a_layout_with_another_number_of_experts_per_rank_is_farther(config):
     run = config("model=mixtral_tiny", "parallelism.dp=4", "parallelism.ep=2")
     nearest = find_nearest_layouts(run, search_layouts(run), 3)
     assert nearest[0].config.parallelism == run.parallelism
+
+
+def test_layouts_are_equal_if_their_intervals_overlap(config):
+    """The interval of layouts on H100 is a factor of 0.934 to 1.071."""
+    run = config("model=7b", "hardware=h100_p5")
+    memory = estimate_memory(run)
+
+    def count(*times):
+        return count_equal_layouts([LayoutCandidate(run, memory, True, time) for time in times])
+
+    assert count(1.0, 1.05, 1.14) == 3
+    assert count(1.0, 1.05, 1.15) == 2
+    assert count(1.0) == 1
+    assert count_equal_layouts([LayoutCandidate(run, memory, False, 1.0)]) == 0
+    assert count_equal_layouts([LayoutCandidate(run, memory, True, None)]) == 0

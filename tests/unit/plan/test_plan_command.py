@@ -479,7 +479,7 @@ def test_unknown_time_is_not_printed(capsys):
     assert plan.main(["run.steps=5"]) == 0
     out = capsys.readouterr().out
     assert "total" in out
-    assert "hardware=cpu has no constants in hlat/plan/hardware_efficiency.py" in out
+    assert "hardware=cpu has no constants in hlat/plan/device_efficiency.yaml" in out
     assert "tokens per second" not in out
 
 
@@ -527,3 +527,22 @@ def test_plan_imports_neither_torch_nor_matplotlib():
         [sys.executable, "-c", code, *HLAT_7B], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_plan_of_a_gpu_has_an_interval(capsys):
+    overrides = ["model=llama3_8b", "hardware=h100_p5", "hardware.nodes=8"]
+    assert plan.main(overrides) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^80% interval +\d+\.\d+ to \d+\.\d+$", out, re.MULTILINE)
+    assert "\nother operators" in out
+    assert "constants of h100: fitted to 24 published rows of NeMo and llm-foundry" in out
+    assert plan.main([*overrides, "hardware=b200_hgx"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^range, not calibrated +\d+\.\d+ to \d+\.\d+$", out, re.MULTILINE)
+    assert "constants of b200: not calibrated, measured matmuls" in out
+
+
+def test_hardware_of_an_unknown_class_lists_the_known_ones(capsys):
+    overrides = ["model=llama3_8b", "hardware=h100_p5", "hardware.device=h1000"]
+    assert plan.main(overrides) == 0
+    assert "(hardware.device=h1000), so its step time is unknown" in capsys.readouterr().out

@@ -8,12 +8,13 @@ import pytest
 
 from hlat.config.mfu import compute_cost_per_4m_tokens
 from hlat.config.resolve import resolve_config
+from hlat.plan.achieved_speed import compute_achieved_speed
 from hlat.plan.forecast import forecast_run
-from hlat.plan.hardware_efficiency import EFFICIENCIES
-from hlat.plan.step_time import compute_achieved_speed, compute_step_time, predict_step_time
+from hlat.plan.hardware_efficiency import load_efficiencies
+from hlat.plan.step_time import compute_step_time, predict_step_time
 from hlat.plan.token_cost import COMMON_OVERRIDES, PUBLISHED_RUNS
 
-TRN1 = EFFICIENCIES["trn1.32xlarge"]
+TRN1 = load_efficiencies()["trn1"]
 
 
 @pytest.fixture(scope="module")
