@@ -69,7 +69,8 @@ def _build_parser() -> CommandLineParser:
     add("--compute", type=parse_budget, default=[], metavar="A,B", help=budgets)
     add("--drop-highest", type=_parse_count, default=0, metavar="N", help="omit N highest losses")
     add("--repeated", action="store_true", help="also fit runs that read data repeatedly")
-    add("--samples", type=parse_positive_int, default=1000, metavar="N", help="bootstrap samples (1000)")
+    samples = "bootstrap samples (1000)"
+    add("--samples", type=parse_positive_int, default=1000, metavar="N", help=samples)
     add("--seed", type=_parse_count, default=0, metavar="N", help="seed of the samples (0)")
     predict = "overrides, or an experiment: write the prediction of this run next to its directory"
     add("--predict", metavar="OVERRIDES", help=predict)
@@ -185,8 +186,9 @@ def _register(
         f"{values['flops']:.4g} FLOPs ({largest:.3g} times the largest fitted compute)",
         f"predicted {fit.points.metric}: {format_interval(predicted.run)}",
         f"registered in {file}",
-        *(f"WARNING: {warning}" for warning in fit.list_warnings([values["flops"]])),
     ]
+    known, warnings = fit.list_warnings(), fit.list_warnings([values["flops"]])
+    lines += [f"WARNING: {warning}" for warning in warnings if warning not in known]
     if is_run_dir(run_dir):
         lines.append(f"WARNING: {run_dir} has started; its report flags the prediction")
     return lines, content

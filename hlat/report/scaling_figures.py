@@ -156,6 +156,8 @@ def _build_fit_rows(fit: ScalingFit) -> list[list[object]]:
         "log_residual": fit.residuals.tolist(),
         "influence": fit.influences.tolist(),
     }
+    if points.epochs is not None:
+        columns["epochs"] = points.epochs.tolist()
     return [[*columns], *map(list, zip(*columns.values(), strict=True))]
 
 

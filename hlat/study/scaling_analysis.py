@@ -1,10 +1,13 @@
 """All fits to the points of a study."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+import numpy as np
 
 from hlat.study.compute_law import ComputeLaw, fit_compute_law
 from hlat.study.isoflop_curves import IsoflopCurve, build_isoflop_curves
+from hlat.study.power_law import PowerLawFit, fit_power_law
 from hlat.study.scaling_fit import FitSettings, Optimum, ScalingFit, fit_scaling_law
 from hlat.study.scaling_points import ScalingPoints
 
@@ -26,7 +29,7 @@ class ScalingAnalysis:
     """
 
     fit: ScalingFit
-    other_fit: ScalingFit | None
+    other_fit: PowerLawFit | None
     curves: Sequence[IsoflopCurve]
     compute_law: ComputeLaw | None
     budgets: Sequence[float]
@@ -58,10 +61,10 @@ def analyze_points(
         ConfigError: The points do not determine the law of parameters and tokens.
     """
     fit = fit_scaling_law(points, settings)
-    other = points.other_parameters
-    other_fit = None
+    other, other_fit = points.other_parameters, None
     if other is not None:
-        other_fit = fit_scaling_law(replace(points, parameters=other), settings)
+        inputs = np.stack([other, points.tokens])
+        other_fit = fit_power_law(inputs, points.losses, settings.objective)
     curves = build_isoflop_curves(points)
     compute_law = fit_compute_law(points, curves, settings)
     largest = float(points.flops.max())

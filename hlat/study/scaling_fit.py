@@ -171,7 +171,7 @@ class ScalingFit:
         for i in range(len(self.points)):
             weights = problem.weights.copy()
             weights[i] = 0
-            end, _ = power_law.minimize(replace(problem, weights=weights), start)
+            end, _ = power_law.minimize(replace(problem, weights=weights), start, is_near=True)
             changes[i] = np.abs((end - start)[kept] / spread).max()
         return changes
 
@@ -233,6 +233,12 @@ def build_interval(value: Array | float, samples: Array) -> Interval:
 
 
 def _find_limits(fit: ScalingFit) -> Iterator[str]:
+    smallest = power_law.MIN_TERM * float(fit.points.losses.min())
+    if fit.law.irreducible < smallest:
+        yield (
+            f"E is not identified: it is {fit.law.irreducible:.3g}, below {power_law.MIN_TERM:.0%} "
+            "of the lowest loss; add larger models with more tokens"
+        )
     for name, interval in fit.constants.items():
         if not interval.span <= MAX_SPAN:
             yield (

@@ -7,8 +7,16 @@ from typing import Any
 import numpy as np
 
 from hlat.study.isoflop_curves import IsoflopCurve, fit_exponent
+from hlat.study.power_law import PowerLawFit
 from hlat.study.scaling_analysis import ScalingAnalysis
-from hlat.study.scaling_fit import CONFIDENCE, Interval, Optimum, ScalingFit
+from hlat.study.scaling_fit import (
+    CONFIDENCE,
+    Interval,
+    Optimum,
+    ScalingFit,
+    compute_exponents,
+    list_constants,
+)
 from hlat.tracking.text_format import UNKNOWN, format_table
 
 _NUM_INFLUENTIAL = 5
@@ -49,7 +57,7 @@ def summarize_analysis(analysis: ScalingAnalysis) -> dict[str, Any]:
         "metric": fit.points.metric,
         "confidence": CONFIDENCE,
         "law": summarize_fit(fit),
-        "law_of_other_parameters": analysis.other_fit and summarize_fit(analysis.other_fit),
+        "law_of_other_parameters": analysis.other_fit and _summarize_other_fit(analysis.other_fit),
         "optima": [
             {"flops": one.flops} | _summarize_intervals(_get_optimum_columns(one))
             for one in analysis.optima
@@ -105,14 +113,16 @@ def _format_intervals(intervals: Mapping[str, Interval]) -> list[str]:
     return format_table(["", "value", f"{CONFIDENCE:.0%} interval from", "to"], rows)
 
 
-def _format_other_fit(fit: ScalingFit, column: str) -> list[str]:
-    names = ("E", "alpha", "beta")
-    constants = ", ".join(f"{name} {format_interval(fit.constants[name])}" for name in names)
-    (exponent, interval), *_ = fit.exponents.items()
-    return [
-        f"with {column} as N: {constants}, {exponent} {format_interval(interval)}, objective "
-        f"{fit.fit.objective:.7g}"
-    ]
+def _format_other_fit(fit: PowerLawFit, column: str) -> list[str]:
+    values = list_constants(fit.law) | {"a": compute_exponents(fit.law)}
+    names = ("E", "alpha", "beta", "a")
+    constants = ", ".join(f"{name} {_format_number(float(values[name]))}" for name in names)
+    return [f"with {column} as N: {constants}, objective {fit.objective:.7g}"]
+
+
+def _summarize_other_fit(fit: PowerLawFit) -> dict[str, Any]:
+    constants = {name: float(value) for name, value in list_constants(fit.law).items()}
+    return {"constants": constants, "objective": fit.objective}
 
 
 def _format_optima(optima: Sequence[Optimum]) -> list[str]:

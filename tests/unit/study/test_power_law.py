@@ -173,3 +173,15 @@ def test_intervals_contain_the_constants() -> None:
             interval = build_interval(value, samples[name])
             counts[name] += interval.low <= CONSTANTS[name] <= interval.high
     assert min(counts.values()) >= 88, counts
+
+
+def test_samples_leave_a_term_of_zero() -> None:
+    """Start at an E of 2e-9, where its gradient is 0."""
+    inputs = build_inputs()
+    losses = sample_losses(inputs, 0.0, 0)
+    problem = power_law.build_problem(inputs, losses)
+    start = power_law.fit_power_law(inputs, losses).minima[0].copy()
+    start[0] = -20
+    names = [str(i) for i in range(len(losses))]
+    samples = power_law.bootstrap(problem, [start], names, 5, 0)
+    assert (samples.irreducible > 0.1 * CONSTANTS["E"]).all()

@@ -127,12 +127,21 @@ def test_warnings_name_the_limit(ladder: ScalingFit) -> None:
     assert warning.startswith("2 groups are resampled; below 5, intervals are too narrow")
 
 
+@pytest.mark.slow
 def test_unidentified_constants_have_a_warning() -> None:
     """Tokens beyond 1e18 reduce the loss by less than its errors."""
     inputs = build_inputs()
     inputs[1] *= 1e7
     warnings = fit(inputs, sample_losses(inputs, 0.003, 0), 50).list_warnings()
     assert any(warning.startswith("B is not identified: its interval ") for warning in warnings)
+
+
+@pytest.mark.slow
+def test_an_irreducible_loss_of_zero_has_a_warning() -> None:
+    inputs = build_inputs(4, 4)
+    losses = compute_losses(inputs) - CONSTANTS["E"]
+    warning = fit(inputs, losses, 5).list_warnings()[0]
+    assert warning.startswith("E is not identified: it is ")
 
 
 def test_optimum_outside_of_the_sizes_has_a_warning() -> None:
