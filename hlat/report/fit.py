@@ -61,6 +61,8 @@ def _build_parser() -> CommandLineParser:
     add("--tokens", metavar="COLUMN", help="training tokens (tokens)")
     add("--flops", metavar="COLUMN", help="training FLOPs (flops)")
     add("--group", metavar="COLUMN", help="resample whole groups with equal values, not points")
+    accuracy = "accuracy of a task to predict from the loss, such as scores.TASK of runs"
+    add("--accuracy", metavar="COLUMN", help=accuracy)
     objectives = ("huber", "likelihood")
     objective = "sum of Huber losses (huber), or with free scale of the residuals"
     add("--objective", choices=objectives, default="huber", help=objective)
@@ -143,6 +145,7 @@ def _build_columns(arguments: argparse.Namespace, metric: str) -> "PointColumns"
         arguments.flops,
         arguments.metric or metric,
         arguments.group,
+        arguments.accuracy,
     )
 
 

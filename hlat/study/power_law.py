@@ -209,6 +209,15 @@ def fit_power_law(
     return PowerLawFit(law, total, len(starts), num_converged, minima)
 
 
+def sample_weights(groups: Sequence[str], num_samples: int, seed: int) -> Array:
+    """Return how often each point is in each resample of whole groups [samples, points]."""
+    _, members = np.unique(groups, return_inverse=True)
+    num_groups = int(members.max()) + 1
+    generator = np.random.default_rng(seed)
+    counts = generator.multinomial(num_groups, np.full(num_groups, 1 / num_groups), num_samples)
+    return np.asarray(counts[:, members], np.float64)
+
+
 def minimize(problem: LogProblem, start: Array, is_near: bool = False) -> tuple[Array, float]:
     """Return the constants at the end of the optimizer, and the value there.
 
@@ -326,12 +335,8 @@ def bootstrap(
         seed: Seed of the samples.
     """
     starts = [_raise_small_terms(problem, start) for start in starts]
-    _, members = np.unique(groups, return_inverse=True)
-    num_groups = int(members.max()) + 1
-    generator = np.random.default_rng(seed)
-    counts = generator.multinomial(num_groups, np.full(num_groups, 1 / num_groups), num_samples)
     ends = []
-    for weights in counts[:, members].astype(np.float64):
+    for weights in sample_weights(groups, num_samples, seed):
         sample = replace(problem, weights=weights)
         found = (minimize(sample, start, is_near=True) for start in starts)
         ends.append(min(found, key=lambda end: end[1])[0])

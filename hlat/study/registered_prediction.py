@@ -11,11 +11,11 @@ from typing import Any
 from hlat.config.config_errors import ConfigError
 from hlat.storage.durable_files import replace_file
 from hlat.study.run_record import RunRecord, get_number
-from hlat.study.run_row import compute_results
 from hlat.study.scaling_fit import CONFIDENCE, Prediction, ScalingFit
 from hlat.study.scaling_points import ScalingPoints
 from hlat.study.scaling_runs import build_run_values
 from hlat.study.scaling_text import summarize_fit, summarize_interval
+from hlat.study.study_result import get_metric
 from hlat.tracking.prediction_file import (
     DIGEST,
     PROVENANCE_KEY,
@@ -102,7 +102,7 @@ def compare_prediction(record: RunRecord) -> PredictionComparison | None:
     intervals = content.get("prediction")
     interval: dict[str, Any] = intervals if isinstance(intervals, dict) else {}
     value, low, high = (get_number(interval, key) for key in ("value", "low", "high"))
-    measured = get_number(compute_results(record), str(content.get("metric")))
+    measured = get_metric(record, str(content.get("metric")))
     is_within = low <= measured <= high
     verdict = "" if math.isnan(measured) else "within" if is_within else "outside of"
     confidence = get_number(content, "confidence")

@@ -37,7 +37,8 @@ def build_run_row(run_dir: Path, root: Path) -> tuple[RunRow, Settings]:
         "state": get_run_state(record),
         "started": record.start_time if math.isfinite(record.start_time) else None,
         "ended": max(times, default=None),
-        **compute_results(record),
+        **compute_summary_metrics(record.metrics, record.events),
+        **_get_heldout_sources(record),
         "code": provenance.get("git_revision"),
         "changed_code": _digest(provenance.get("git_diff")),
         "data": _digest(provenance.get("data")),
@@ -46,12 +47,6 @@ def build_run_row(run_dir: Path, root: Path) -> tuple[RunRow, Settings]:
         "copy_of": provenance.get("copy_of"),
     }
     return row, settings
-
-
-def compute_results(record: RunRecord) -> RunRow:
-    """Return the summary metrics of a run and the held-out bits per byte of each source."""
-    summary = compute_summary_metrics(record.metrics, record.events)
-    return {**summary, **_get_heldout_sources(record)}
 
 
 def is_ended(row: RunRow) -> bool:

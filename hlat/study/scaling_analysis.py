@@ -10,6 +10,7 @@ from hlat.study.isoflop_curves import IsoflopCurve, build_isoflop_curves
 from hlat.study.power_law import PowerLawFit, fit_power_law
 from hlat.study.scaling_fit import FitSettings, Optimum, ScalingFit, fit_scaling_law
 from hlat.study.scaling_points import ScalingPoints
+from hlat.study.task_curve import TaskCurve, fit_task_curve
 
 _DEFAULT_BUDGETS = (1.0, 10.0)
 """Budgets of the table of optima as multiples of the largest fitted compute."""
@@ -24,6 +25,7 @@ class ScalingAnalysis:
         other_fit: The same with the other count of parameters; None if it is unknown.
         curves: IsoFLOP curves.
         compute_law: Law of compute; None with few points.
+        task: Accuracy of a task over loss; None without accuracies.
         budgets: Compute in FLOPs for which optima are printed.
         notes: Points that are not fitted.
     """
@@ -32,6 +34,7 @@ class ScalingAnalysis:
     other_fit: PowerLawFit | None
     curves: Sequence[IsoflopCurve]
     compute_law: ComputeLaw | None
+    task: TaskCurve | None
     budgets: Sequence[float]
     notes: Sequence[str]
 
@@ -58,7 +61,7 @@ def analyze_points(
     """Return all fits to points.
 
     Raises:
-        ConfigError: The points do not determine the law of parameters and tokens.
+        ConfigError: The points do not determine the law of parameters and tokens, or the accuracy.
     """
     fit = fit_scaling_law(points, settings)
     other, other_fit = points.other_parameters, None
@@ -67,6 +70,7 @@ def analyze_points(
         other_fit = fit_power_law(inputs, points.losses, settings.objective)
     curves = build_isoflop_curves(points)
     compute_law = fit_compute_law(points, curves, settings)
+    task = fit_task_curve(points, settings)
     largest = float(points.flops.max())
     budgets = budgets or [factor * largest for factor in _DEFAULT_BUDGETS]
-    return ScalingAnalysis(fit, other_fit, curves, compute_law, budgets, notes)
+    return ScalingAnalysis(fit, other_fit, curves, compute_law, task, budgets, notes)

@@ -70,12 +70,13 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Optimum:
-    """Best allocation of a compute budget, with loss."""
+    """Best allocation of a compute budget, with its loss, also of each bootstrap sample."""
 
     flops: float
     parameters: Interval
     tokens: Interval
     loss: Interval
+    loss_samples: Array
 
 
 @dataclass(frozen=True)
@@ -150,6 +151,7 @@ class ScalingFit:
             build_interval(n, many_n),
             build_interval(d, many_d),
             build_interval(loss, losses),
+            losses,
         )
 
     @cached_property

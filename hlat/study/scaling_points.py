@@ -36,6 +36,7 @@ class PointColumns:
         flops: Training FLOPs; None: `flops`, or else 6 parameters x tokens.
         metric: Loss or another metric of which lower is better.
         group: Value by which a bootstrap resamples whole groups; None: each point separately.
+        accuracy: Accuracy of a task; None: no prediction of accuracy.
     """
 
     parameters: str
@@ -43,6 +44,7 @@ class PointColumns:
     flops: str | None
     metric: str
     group: str | None = None
+    accuracy: str | None = None
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,8 @@ class ScalingPoints:
         other_parameters: Another count of the parameters [points]; None if unknown.
         other_name: Name of its column.
         epochs: Epochs of the most repeated source [points]; NaN if unknown.
+        accuracies: Accuracy of a task [points]; None without one.
+        accuracy_name: Name of its column.
     """
 
     source: str
@@ -74,6 +78,8 @@ class ScalingPoints:
     other_parameters: Array | None = None
     other_name: str = ""
     epochs: Array | None = None
+    accuracies: Array | None = None
+    accuracy_name: str = ""
 
     def __len__(self) -> int:
         return len(self.names)
@@ -91,7 +97,10 @@ class ScalingPoints:
     def select(self, chosen: NDArray[np.bool_]) -> "ScalingPoints":
         """Return the points where `chosen` [points] is true."""
         indices = np.flatnonzero(chosen).tolist()
-        other, epochs = self.other_parameters, self.epochs
+
+        def select_known(values: Array | None) -> Array | None:
+            return None if values is None else values[chosen]
+
         return replace(
             self,
             names=[self.names[i] for i in indices],
@@ -100,8 +109,9 @@ class ScalingPoints:
             tokens=self.tokens[chosen],
             flops=self.flops[chosen],
             losses=self.losses[chosen],
-            other_parameters=None if other is None else other[chosen],
-            epochs=None if epochs is None else epochs[chosen],
+            other_parameters=select_known(self.other_parameters),
+            epochs=select_known(self.epochs),
+            accuracies=select_known(self.accuracies),
         )
 
     def drop_highest(self, count: int) -> "ScalingPoints":
@@ -137,6 +147,7 @@ def load_csv_points(file: Path, columns: PointColumns) -> ScalingPoints:
 
     parameters, losses = parse(columns.parameters), parse(columns.metric)
     tokens, flops = parse(columns.tokens), parse(columns.flops)
+    accuracies = parse(columns.accuracy)
     raise_config_errors(problems)
     assert parameters is not None
     assert losses is not None
@@ -144,7 +155,16 @@ def load_csv_points(file: Path, columns: PointColumns) -> ScalingPoints:
     lines = [f"line {line}" for line, _ in rows]
     groups = lines if columns.group is None else [row[columns.group] for _, row in rows]
     return ScalingPoints(
-        str(file), columns.metric, lines, parameters, tokens, flops, losses, groups
+        source=str(file),
+        metric=columns.metric,
+        names=lines,
+        parameters=parameters,
+        tokens=tokens,
+        flops=flops,
+        losses=losses,
+        groups=groups,
+        accuracies=accuracies,
+        accuracy_name=columns.accuracy or "",
     )
 
 

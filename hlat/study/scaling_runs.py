@@ -1,7 +1,7 @@
 """Points of a scaling law from finished runs, and the point of a run that is not trained yet."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,12 @@ from hlat.model.decoder_spec import (
 )
 from hlat.model.parameter_spec import ParameterRole
 from hlat.study.index_file import RunList, load_run_list, resolve_columns
+from hlat.study.power_law import Array
 from hlat.study.run_filter import filter_runs
 from hlat.study.run_record import RunRecord, get_number, is_run_dir, load_run_record
 from hlat.study.run_row import format_column, get_value
 from hlat.study.scaling_points import PointColumns, ScalingPoints
+from hlat.study.study_result import get_metric
 
 PARAMETERS = "parameters"
 PARAMETERS_WITHOUT_EMBEDDING = "parameters_without_embedding"
@@ -78,6 +80,8 @@ def load_run_points(
         other_parameters=table[other],
         other_name=other,
         epochs=np.array([row["epochs"] for row in rows]),
+        accuracies=_get_accuracies(rows, columns.accuracy),
+        accuracy_name=columns.accuracy or "",
     )
     num_unfinished = sum(num for _, num in loaded)
     notes = [f"omitted {num_unfinished:,} runs that have not finished"] if num_unfinished else []
@@ -112,6 +116,18 @@ def count_epochs(record: RunRecord) -> float:
         for name, entry in stage["sources"].items():
             totals[name] = totals.get(name, 0.0) + get_number(entry, "epochs")
     return max(totals.values(), default=math.nan)
+
+
+def _get_accuracies(rows: Sequence[Mapping[str, Any]], name: str | None) -> Array | None:
+    """Return the accuracies of runs; raise ConfigError for a run without."""
+    if name is None:
+        return None
+    for row in rows:
+        if math.isnan(row["accuracy"]):
+            raise ConfigError(
+                f"{row['run']} has no accuracy={name}; evaluate it, or omit it with where="
+            )
+    return np.array([row["accuracy"] for row in rows])
 
 
 def _drop_repeated(points: ScalingPoints, with_repeated: bool) -> tuple[ScalingPoints, list[str]]:
@@ -166,5 +182,6 @@ def _build_rows(runs: RunList, columns: PointColumns) -> Iterable[dict[str, Any]
             "metric": float(value),
             "group": format_column(row, settings, group[0]) if group else str(path),
             "epochs": count_epochs(record),
+            "accuracy": get_metric(record, columns.accuracy or ""),
             **build_run_values(model.model, model.batch.sequence_length, row.get("tokens", 0)),
         }

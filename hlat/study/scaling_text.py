@@ -17,6 +17,7 @@ from hlat.study.scaling_fit import (
     compute_exponents,
     list_constants,
 )
+from hlat.study.task_curve import TaskCurve
 from hlat.tracking.text_format import UNKNOWN, format_table
 
 _NUM_INFLUENTIAL = 5
@@ -36,7 +37,10 @@ def format_analysis(analysis: ScalingAnalysis) -> list[str]:
     ]
     if analysis.other_fit is not None:
         lines += ["", *_format_other_fit(analysis.other_fit, points.other_name)]
-    lines += ["", "optimum of a compute budget", *_format_optima(analysis.optima)]
+    lines += ["", "optimum of a compute budget", *_format_optima(analysis)]
+    if analysis.task is not None:
+        lines += ["", f"{analysis.task.name} = floor + gain / (1 + exp(slope (L - middle)))"]
+        lines += _format_intervals(analysis.task.intervals)
     if analysis.curves:
         lines += ["", "IsoFLOP curves", *_format_curves(analysis.curves)]
     if analysis.compute_law is not None:
@@ -59,7 +63,7 @@ def summarize_analysis(analysis: ScalingAnalysis) -> dict[str, Any]:
         "law": summarize_fit(fit),
         "law_of_other_parameters": analysis.other_fit and _summarize_other_fit(analysis.other_fit),
         "optima": [
-            {"flops": one.flops} | _summarize_intervals(_get_optimum_columns(one))
+            {"flops": one.flops} | _summarize_intervals(_get_optimum_columns(one, analysis.task))
             for one in analysis.optima
         ],
         "isoflop_curves": [
@@ -74,6 +78,7 @@ def summarize_analysis(analysis: ScalingAnalysis) -> dict[str, Any]:
             for curve in analysis.curves
         ],
         "compute_law": law and _summarize_intervals(law.constants),
+        "task": analysis.task and _summarize_intervals(analysis.task.intervals),
         "notes": [*analysis.notes],
         "warnings": analysis.warnings,
     }
@@ -125,17 +130,20 @@ def _summarize_other_fit(fit: PowerLawFit) -> dict[str, Any]:
     return {"constants": constants, "objective": fit.objective}
 
 
-def _format_optima(optima: Sequence[Optimum]) -> list[str]:
+def _format_optima(analysis: ScalingAnalysis) -> list[str]:
+    task = analysis.task
     rows = [
         [
             _format_number(one.flops),
             *(format_interval(value, 3) for value in (one.parameters, one.tokens)),
             _format_number(one.tokens.value / one.parameters.value, 3),
             format_interval(one.loss),
+            *([] if task is None else [format_interval(_predict_accuracy(task, one))]),
         ]
-        for one in optima
+        for one in analysis.optima
     ]
-    return format_table(["FLOPs", "parameters", "tokens", "tokens/parameter", "loss"], rows)
+    headers = ["FLOPs", "parameters", "tokens", "tokens/parameter", "loss"]
+    return format_table(headers if task is None else [*headers, task.name], rows)
 
 
 def _format_curves(curves: Sequence[IsoflopCurve]) -> list[str]:
@@ -178,12 +186,17 @@ def _format_influences(fit: ScalingFit) -> list[str]:
     return format_table(headers, rows)
 
 
-def _get_optimum_columns(optimum: Optimum) -> dict[str, Interval]:
-    return {
+def _get_optimum_columns(optimum: Optimum, task: TaskCurve | None) -> dict[str, Interval]:
+    columns = {
         "parameters": optimum.parameters,
         "tokens": optimum.tokens,
         "loss": optimum.loss,
     }
+    return columns if task is None else columns | {"accuracy": _predict_accuracy(task, optimum)}
+
+
+def _predict_accuracy(task: TaskCurve, optimum: Optimum) -> Interval:
+    return task.predict(optimum.loss.value, optimum.loss_samples)
 
 
 def _summarize_intervals(intervals: Mapping[str, Interval]) -> dict[str, Any]:

@@ -58,6 +58,23 @@ def test_constants_of_a_file_are_found(points: Path, capsys: pytest.CaptureFixtu
     assert optimum["parameters"]["value"] * optimum["tokens"]["value"] == pytest.approx(1e22 / 6)
 
 
+def test_accuracy_of_the_optimum_follows_from_its_loss(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inputs = build_inputs(6, 6)
+    losses = sample_losses(inputs, 1e-3, 0)
+    accuracies = 20 + 70 / (1 + np.exp(5 * (losses - 2.4)))
+    file = tmp_path / "points.csv"
+    rows = zip(*inputs.tolist(), losses.tolist(), accuracies.tolist(), strict=True)
+    with open(file, "w", newline="") as stream:
+        csv.writer(stream).writerows([["parameters", "tokens", "loss", "piqa"], *rows])
+    summary = fit_json([f"data={file}", "accuracy=piqa", "compute=1e22"], capsys)
+    (optimum,) = summary["optima"]
+    expected = 20 + 70 / (1 + np.exp(5 * (optimum["loss"]["value"] - 2.4)))
+    assert optimum["accuracy"]["value"] == pytest.approx(expected, rel=1e-4)
+    assert optimum["accuracy"]["low"] < expected < optimum["accuracy"]["high"]
+
+
 def test_groups_are_resampled_as_a_whole(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     summary = fit_json([str(root), "group=run.seed"], capsys)
     assert "2 groups are resampled" in " ".join(summary["warnings"])
@@ -95,6 +112,7 @@ def test_figures_and_their_numbers_are_written(
         (["{root}", "metric=heldout_bits"], "did you mean heldout_bits_per_byte?"),
         (["{root}", "tokens=seen"], "seen is not a column of runs; use parameters,"),
         (["{root}", "where=state=diverge"], "has no finished runs with state=diverge"),
+        (["{root}", "accuracy=scores.piqa"], "has no accuracy=scores.piqa; evaluate it, or omit"),
         (["{root}", "compute=-1"], "compute: -1 is not a number above 0"),
         (
             ["{root}", "sample=5"],

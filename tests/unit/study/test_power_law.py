@@ -65,15 +65,15 @@ def test_published_intervals_of_chinchilla() -> None:
     inputs, losses = load_chinchilla()
     fit, problem = power_law.fit_power_law(inputs, losses), power_law.build_problem(inputs, losses)
     names = [str(i) for i in range(len(losses))]
-    samples = power_law.bootstrap(problem, fit.minima, names, 4000, 42)
-    values, samples = list_constants(fit.law), list_constants(samples)
+    laws = power_law.bootstrap(problem, fit.minima, names, 4000, 42)
+    values, samples = list_constants(fit.law), list_constants(laws)
     for name, (low, high, tolerance) in PUBLISHED_INTERVALS.items():
         interval = build_interval(values[name], samples[name])
         assert interval.low == pytest.approx(low, rel=tolerance), name
         assert interval.high == pytest.approx(high, rel=tolerance), name
     # a = 0.513 with a standard error of 0.020 (arXiv 2404.10102)
     assert float(compute_exponents(fit.law)) == pytest.approx(0.513, abs=0.002)
-    assert compute_exponents(samples).std() == pytest.approx(0.020, abs=0.002)
+    assert compute_exponents(laws).std() == pytest.approx(0.020, abs=0.002)
 
 
 def test_constants_of_exact_losses_are_found() -> None:
