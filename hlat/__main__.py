@@ -41,6 +41,7 @@ _SECTIONS = {
     "After a run": {
         "report": _CommandSpec("hlat.report", "Write the report page; compare runs."),
         "runs": _CommandSpec("hlat.study", "List, filter, compare and export runs."),
+        "fit": _CommandSpec("hlat.report.fit", "Fit scaling laws; predict a run before it starts."),
         "generate": _CommandSpec(
             "hlat.inference.generate", "Continue a prompt with a model, or chat.", True
         ),

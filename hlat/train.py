@@ -87,8 +87,9 @@ def run_worker(config: Config, config_yaml: str, overrides: list[str]) -> ExitCo
             revision = provenance.get_git_revision() if is_rank0 else None
             state = replace(state, config=config_yaml, code_revision=revision or "")
             if is_rank0 and state.step < compute_total_steps(config):
-                metadata = provenance.collect_provenance(engine.device, loader.fingerprint)
-                identity = finished_runs.build_identity(run_dir, config, loader.fingerprint)
+                fingerprint = loader.fingerprint
+                metadata = provenance.collect_provenance(engine.device, fingerprint, run_dir)
+                identity = finished_runs.build_identity(run_dir, config, fingerprint)
                 tracker.write_metadata(overrides, metadata | identity)
             with FaultTolerance(config, run_dir, engine, loader, tracker) as fault_tolerance:
                 exit_code, step = train(config, state, engine, loader, tracker, fault_tolerance)

@@ -173,12 +173,14 @@ def _write_items(sources: Sequence[Path], output_dir: Path | None) -> str:
 def _write_report(run_dir: Path) -> list[str]:
     from hlat.report.goodput_section import format_goodput_summary
     from hlat.report.report_writer import write_report
+    from hlat.study.registered_prediction import format_comparison
     from hlat.study.run_record import load_run_record
 
     record = load_run_record(run_dir)
     _warn_of_missing_extensions([record])
     page = str(write_report(run_dir, record))
-    return [*filter(None, [format_goodput_summary(record.time_ledger)]), page]
+    goodput = filter(None, [format_goodput_summary(record.time_ledger)])
+    return [*goodput, *format_comparison(record), page]
 
 
 def _warn_of_missing_extensions(records: "Sequence[RunRecord]") -> None:

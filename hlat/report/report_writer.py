@@ -34,7 +34,7 @@ from hlat.report import (
     router_figure,
 )
 from hlat.storage.durable_files import replace_file
-from hlat.study import summary_tables
+from hlat.study import registered_prediction, summary_tables
 from hlat.study.run_record import RunRecord, get_number, load_run_record
 from hlat.tracking.lost_work import exclude_rolled_back_events
 from hlat.tracking.run_directory import validate_no_symlinks
@@ -135,6 +135,7 @@ def _render_report(
         plan_figure=by_name.get(plan_figure.FIGURE_NAME),
         plan_rows=plan_figure.build_plan_comparison_table(comparisons),
         plan_error=plan_error,
+        prediction=registered_prediction.compare_prediction(record),
         profile_figure=by_name.get(profile_section.FIGURE_NAME),
         profile_columns=detect_columns(profile_headers, profile_rows),
         profile_rows=profile_rows,

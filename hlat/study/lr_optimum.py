@@ -154,7 +154,7 @@ def _fit_parabola(
 def _locate_vertex(fit: LrOptimum, x: NDArray[np.float64], confidence: float) -> LrOptimum:
     """Return the fit with its vertex and interval, or the reason why it has none."""
     offset, slope, curvature = fit.coefficients
-    low, high = _compute_fieller_interval(fit, confidence)
+    low, high = compute_fieller_interval(fit.coefficients, fit.covariance, fit.degrees, confidence)
     if curvature <= 0 or math.isinf(low):
         return fit
     vertex = -slope / (2 * curvature)
@@ -165,18 +165,29 @@ def _locate_vertex(fit: LrOptimum, x: NDArray[np.float64], confidence: float) ->
     return replace(fit, status=OptimumStatus.found, rate=rate, low=lower, high=upper, value=value)
 
 
-def _compute_fieller_interval(fit: LrOptimum, confidence: float) -> tuple[float, float]:
+def compute_fieller_interval(
+    coefficients: NDArray[np.float64],
+    covariance: NDArray[np.float64],
+    degrees: int,
+    confidence: float,
+) -> tuple[float, float]:
     """Return the positions v at which slope + 2 v curvature does not differ from zero.
 
     The interval is unbounded if the curvature does not differ from zero, and NaN without residuals.
+
+    Args:
+        coefficients: Offset, slope and curvature of a parabola [3].
+        covariance: Covariance of slope and curvature [2, 2].
+        degrees: Degrees of freedom of the residuals.
+        confidence: Coverage of the interval.
     """
     from scipy import special
 
-    if not np.isfinite(fit.covariance).all():
+    if not np.isfinite(covariance).all():
         return math.nan, math.nan
-    _, slope, curvature = fit.coefficients
-    (var_slope, between), (_, var_curvature) = fit.covariance
-    t2 = float(special.stdtrit(fit.degrees, (1 + confidence) / 2)) ** 2
+    _, slope, curvature = coefficients
+    (var_slope, between), (_, var_curvature) = covariance
+    t2 = float(special.stdtrit(degrees, (1 + confidence) / 2)) ** 2
     square = 4 * (curvature**2 - t2 * var_curvature)
     linear = 4 * (slope * curvature - t2 * between)
     constant = slope**2 - t2 * var_slope

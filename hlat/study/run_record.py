@@ -32,6 +32,7 @@ from hlat.config.run import Config
 from hlat.config.study import StudyConfig
 from hlat.model.decoder_spec import compute_flops_per_token
 from hlat.tracking import goodput
+from hlat.tracking.prediction_file import load_prediction
 from hlat.tracking.row_validation import has_valid_event_fields
 
 Row = dict[str, Any]
@@ -62,6 +63,7 @@ class RunRecord:
     `metrics` and `events` are rows of JSON lines files, and `config` is the text of config.yaml.
     `num_unreadable` counts lines and files that cannot be parsed. `profiles` are the accounts of
     recorded steps by the start of the names of their files, in the order of steps and ranks.
+    `prediction` is the registered one of the run.
     """
 
     name: str
@@ -71,6 +73,7 @@ class RunRecord:
     provenance: Row
     num_unreadable: int
     profiles: dict[str, Row] = field(default_factory=dict)
+    prediction: Row = field(default_factory=dict)
 
     def get_column(self, key: str) -> NDArray[np.float64]:
         """Return a column of metrics.jsonl, shape (rows,); NaN if missing or not finite."""
@@ -235,6 +238,7 @@ def load_run_record(run_dir: Path) -> RunRecord:
         provenance=provenance[0] if provenance else {},
         num_unreadable=sum(num_unreadable),
         profiles=_load_profiles(run_dir / "profiles"),
+        prediction=load_prediction(run_dir),
     )
 
 

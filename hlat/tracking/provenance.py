@@ -16,14 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from hlat import __version__
+from hlat.tracking import prediction_file
 
 _PACKAGE_DIR = Path(__file__).resolve().parent.parent
 REVISION_FILE = "revision.json"
 """File next to the package in a code archive."""
 
 
-def collect_provenance(device: str, data: dict[str, Any]) -> dict[str, Any]:
-    """Return the code revision and diff, packages, device, host, and data fingerprint."""
+def collect_provenance(device: str, data: dict[str, Any], run_dir: Path) -> dict[str, Any]:
+    """Return code revision and diff, packages, device, host, data fingerprint and prediction."""
     return {
         **_get_code_revision(),
         "python": sys.version.split()[0],
@@ -31,6 +32,7 @@ def collect_provenance(device: str, data: dict[str, Any]) -> dict[str, Any]:
         "hosts": [socket.gethostname()],
         "device": device,
         "data": data,
+        **prediction_file.build_prediction_provenance(run_dir),
         "packages": dict(_list_packages()),
     }
 

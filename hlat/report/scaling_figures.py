@@ -1,0 +1,187 @@
+"""Figures of scaling fits, and the numbers in them as CSV files."""
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
+
+from hlat.figures.report_figure import FIGURE_SIZE, INK, MUTED, SERIES, ReportFigure, get_line_style
+from hlat.report.report_writer import write_figures
+from hlat.storage.durable_files import replace_file
+from hlat.study.compute_law import ComputeLaw
+from hlat.study.power_law import Array
+from hlat.study.scaling_analysis import ScalingAnalysis
+from hlat.study.scaling_fit import CONFIDENCE, Interval, ScalingFit
+
+_CURVE_POINTS = 100
+_MARKER_SIZE = 3
+
+
+def write_scaling_figures(analysis: ScalingAnalysis, output_dir: Path) -> list[str]:
+    """Write the figures as SVG and PNG and their numbers as CSV; return their names."""
+    figures, tables = [build_fit_figure(analysis)], {"fit": _build_fit_rows(analysis.fit)}
+    if analysis.curves:
+        figures.append(build_isoflop_figure(analysis))
+        tables["isoflop"] = _build_isoflop_rows(analysis)
+    if analysis.compute_law is not None:
+        grid = _build_grid(analysis, analysis.compute_law)
+        figures.append(build_compute_figure(analysis, analysis.compute_law, grid))
+        tables["compute"] = _build_compute_rows(analysis.compute_law, grid)
+    write_figures(output_dir, figures)
+    for name, rows in tables.items():
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows(rows)
+        replace_file(output_dir / f"{name}.csv", text.getvalue().encode())
+    return [*tables]
+
+
+def build_fit_figure(analysis: ScalingAnalysis) -> ReportFigure:
+    """Return losses and the loss of the best allocation over compute, with residuals below."""
+    fit = analysis.fit
+    points = fit.points
+    grid = np.geomspace(points.flops.min(), points.flops.max(), _CURVE_POINTS)
+
+    def draw() -> Figure:
+        figure = Figure(figsize=(FIGURE_SIZE[0], 1.5 * FIGURE_SIZE[1]), layout="constrained")
+        top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[2, 1])
+        style = {"color": SERIES[0], "markersize": _MARKER_SIZE}
+        top.plot(points.flops, points.losses, "o", label="points", **style)
+        losses = [fit.compute_optimum(float(flops)).loss for flops in grid]
+        _draw_band(top, grid, losses, "best allocation")
+        top.set_ylabel(points.metric.replace("_", " "))
+        top.legend(fontsize=8)
+        bottom.axhline(0, color=MUTED, linewidth=0.8)
+        bottom.plot(points.flops, 100 * fit.residuals, "o", **style)
+        bottom.set_ylabel("residual, %")
+        _format_log_axis(bottom, "FLOPs")
+        return figure
+
+    size = 100 * np.abs(fit.residuals)
+    alt_text = (
+        f"Fit of {len(points)} points: residuals have a median of {np.median(size):.3g} % and a "
+        f"maximum of {size.max():.3g} %."
+    )
+    caption = f"Band: {CONFIDENCE:.0%} interval of the best loss at each compute."
+    return ReportFigure("fit", alt_text, draw, "Fit of parameters and tokens", caption)
+
+
+def build_isoflop_figure(analysis: ScalingAnalysis) -> ReportFigure:
+    """Return the loss over parameters at each budget, with parabola and optimum."""
+    points = analysis.fit.points
+
+    def draw() -> Figure:
+        figure = Figure(figsize=(FIGURE_SIZE[0], 1.3 * FIGURE_SIZE[1]), layout="constrained")
+        axes = figure.add_subplot()
+        for index, curve in enumerate(analysis.curves):
+            label = f"{curve.flops:.3g}"
+            colour, style = get_line_style(index, label)
+            sizes, losses = points.parameters[curve.indices], points.losses[curve.indices]
+            axes.plot(sizes, losses, "o", color=colour, markersize=_MARKER_SIZE)
+            grid = np.geomspace(sizes.min(), sizes.max(), _CURVE_POINTS)
+            axes.plot(grid, curve.predict(grid), color=colour, linestyle=style, label=label)
+            if curve.has_optimum:
+                axes.plot(curve.parameters.value, curve.loss, "*", color=INK, markersize=7)
+        axes.set_ylabel(points.metric.replace("_", " "))
+        _format_log_axis(axes, "parameters")
+        figure.legend(loc="outside upper left", title="FLOPs", ncols=4, fontsize=7)
+        return figure
+
+    lines = [
+        f"{curve.flops:.3g} FLOPs: {curve.parameters.value:.3g} parameters"
+        for curve in analysis.curves
+        if curve.has_optimum
+    ]
+    caption = "Dots: points. Lines: parabolas over log N. Stars: certain optima."
+    alt_text = f"IsoFLOP curves; optima: {'; '.join(lines) or 'none'}."
+    return ReportFigure("isoflop", alt_text, draw, "IsoFLOP curves", caption)
+
+
+def build_compute_figure(analysis: ScalingAnalysis, law: ComputeLaw, grid: Array) -> ReportFigure:
+    """Return the loss over compute with a band, up to the largest requested budget."""
+
+    def draw() -> Figure:
+        figure = Figure(figsize=FIGURE_SIZE, layout="constrained")
+        axes = figure.add_subplot()
+        axes.plot(law.flops, law.losses, "o", color=SERIES[0], markersize=_MARKER_SIZE)
+        _draw_band(axes, grid, law.predict(grid), "E + A / C^gamma")
+        axes.axvline(law.flops.max(), color=MUTED, linestyle="dashed", linewidth=0.8)
+        axes.set_ylabel(analysis.fit.points.metric.replace("_", " "))
+        _format_log_axis(axes, "FLOPs")
+        axes.legend(fontsize=8)
+        return figure
+
+    end = law.predict(grid[-1:])[0]
+    of = "optima of IsoFLOP curves" if law.of_curves else "points with the lowest loss"
+    caption = (
+        f"Dots: {of}. Band: {CONFIDENCE:.0%} interval of the curve. Dashed: largest fitted compute."
+    )
+    alt_text = f"Loss over compute: {end.value:.4g} at {grid[-1]:.3g} FLOPs."
+    return ReportFigure("compute", alt_text, draw, "Loss over compute", caption)
+
+
+def _build_grid(analysis: ScalingAnalysis, law: ComputeLaw) -> Array:
+    end = max(*analysis.budgets, float(law.flops.max()))
+    return np.geomspace(law.flops.min(), end, _CURVE_POINTS)
+
+
+def _draw_band(axes: Axes, grid: Array, losses: Sequence[Interval], label: str) -> None:
+    axes.plot(grid, [one.value for one in losses], color=SERIES[1], label=label)
+    low, high = [one.low for one in losses], [one.high for one in losses]
+    axes.fill_between(grid, low, high, color=SERIES[1], alpha=0.2, linewidth=0)
+
+
+def _format_log_axis(axes: Axes, label: str) -> None:
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(numticks=8))
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0e}".replace("e+", "e"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_xlabel(label)
+
+
+def _build_fit_rows(fit: ScalingFit) -> list[list[object]]:
+    points = fit.points
+    predicted = fit.law.predict(points.inputs)
+    columns: dict[str, Sequence[object]] = {
+        "point": points.names,
+        "parameters": points.parameters.tolist(),
+        "tokens": points.tokens.tolist(),
+        "flops": points.flops.tolist(),
+        "loss": points.losses.tolist(),
+        "predicted": predicted.tolist(),
+        "log_residual": fit.residuals.tolist(),
+        "influence": fit.influences.tolist(),
+    }
+    if points.epochs is not None:
+        columns["epochs"] = points.epochs.tolist()
+    return [[*columns], *map(list, zip(*columns.values(), strict=True))]
+
+
+def _build_isoflop_rows(analysis: ScalingAnalysis) -> list[list[object]]:
+    points = analysis.fit.points
+    header: list[object] = [
+        "budget_flops",
+        "point",
+        "parameters",
+        "loss",
+        "parabola",
+        "best_parameters",
+    ]
+    rows: list[list[object]] = [header]
+    for curve in analysis.curves:
+        values = curve.predict(points.parameters[curve.indices])
+        for index, value in zip(curve.indices, values, strict=True):
+            cells = points.parameters[index], points.losses[index], value, curve.parameters.value
+            rows.append([curve.flops, points.names[index], *map(float, cells)])
+    return rows
+
+
+def _build_compute_rows(law: ComputeLaw, grid: Array) -> list[list[object]]:
+    rows: list[list[object]] = [["flops", "loss", "low", "high"]]
+    for flops, one in zip(grid.tolist(), law.predict(grid), strict=True):
+        rows.append([flops, one.value, one.low, one.high])
+    return rows

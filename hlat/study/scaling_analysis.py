@@ -1,0 +1,76 @@
+"""All fits to the points of a study."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hlat.study.compute_law import ComputeLaw, fit_compute_law
+from hlat.study.isoflop_curves import IsoflopCurve, build_isoflop_curves
+from hlat.study.power_law import PowerLawFit, fit_power_law
+from hlat.study.scaling_fit import FitSettings, Optimum, ScalingFit, fit_scaling_law
+from hlat.study.scaling_points import ScalingPoints
+from hlat.study.task_curve import TaskCurve, fit_task_curve
+
+_DEFAULT_BUDGETS = (1.0, 10.0)
+"""Budgets of the table of optima as multiples of the largest fitted compute."""
+
+
+@dataclass(frozen=True)
+class ScalingAnalysis:
+    """Fits to the points of a study.
+
+    Attributes:
+        fit: Law of parameters and tokens.
+        other_fit: The same with the other count of parameters; None if it is unknown.
+        curves: IsoFLOP curves.
+        compute_law: Law of compute; None with few points.
+        task: Accuracy of a task over loss; None without accuracies.
+        budgets: Compute in FLOPs for which optima are printed.
+        notes: Points that are not fitted.
+    """
+
+    fit: ScalingFit
+    other_fit: PowerLawFit | None
+    curves: Sequence[IsoflopCurve]
+    compute_law: ComputeLaw | None
+    task: TaskCurve | None
+    budgets: Sequence[float]
+    notes: Sequence[str]
+
+    @property
+    def optima(self) -> list[Optimum]:
+        """Best allocation of each budget."""
+        return [self.fit.compute_optimum(budget) for budget in self.budgets]
+
+    @property
+    def warnings(self) -> list[str]:
+        """Limits of the fits."""
+        count = sum(not curve.has_optimum for curve in self.curves)
+        text = f"{count:,} of {len(self.curves):,} IsoFLOP curves have no certain optimum and do "
+        curves = [f"{text}not enter the exponents and the law of compute"] if count else []
+        return [*self.fit.list_warnings(self.budgets), *curves]
+
+
+def analyze_points(
+    points: ScalingPoints,
+    settings: FitSettings,
+    budgets: Sequence[float] = (),
+    notes: Sequence[str] = (),
+) -> ScalingAnalysis:
+    """Return all fits to points.
+
+    Raises:
+        ConfigError: The points do not determine the law of parameters and tokens, or the accuracy.
+    """
+    fit = fit_scaling_law(points, settings)
+    other, other_fit = points.other_parameters, None
+    if other is not None:
+        inputs = np.stack([other, points.tokens])
+        other_fit = fit_power_law(inputs, points.losses, settings.objective)
+    curves = build_isoflop_curves(points)
+    compute_law = fit_compute_law(points, curves, settings)
+    task = fit_task_curve(points, settings)
+    largest = float(points.flops.max())
+    budgets = budgets or [factor * largest for factor in _DEFAULT_BUDGETS]
+    return ScalingAnalysis(fit, other_fit, curves, compute_law, task, budgets, notes)
