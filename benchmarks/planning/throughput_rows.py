@@ -5,7 +5,6 @@ of its kind; `EXCLUDED` has the reasons why others are not.
 """
 
 import csv
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -307,9 +306,3 @@ def build_moe_model(name: str) -> ModelConfig:
         attention=attention,
         mlp=replace(base.mlp, kind="moe", moe=replace(moe, intermediate_size=width)),
     )
-
-
-def iter_groups(rows: list[ThroughputRow]) -> Iterator[tuple[str, list[ThroughputRow]]]:
-    """Yield each source and its rows."""
-    for source in dict.fromkeys(row.source for row in rows):
-        yield source, [row for row in rows if row.source == source]
