@@ -15,7 +15,7 @@ from hlat.study.scaling_fit import CONFIDENCE, Prediction, ScalingFit
 from hlat.study.scaling_points import ScalingPoints
 from hlat.study.scaling_runs import build_run_values
 from hlat.study.scaling_text import summarize_fit, summarize_interval
-from hlat.study.study_result import get_metric
+from hlat.study.study_points import get_metric
 from hlat.tracking.prediction_file import (
     DIGEST,
     PROVENANCE_KEY,

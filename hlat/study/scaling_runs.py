@@ -25,7 +25,7 @@ from hlat.study.run_filter import filter_runs
 from hlat.study.run_record import RunRecord, get_number, is_run_dir, load_run_record
 from hlat.study.run_row import format_column, get_value
 from hlat.study.scaling_points import PointColumns, ScalingPoints
-from hlat.study.study_result import get_metric
+from hlat.study.study_points import get_metric
 
 PARAMETERS = "parameters"
 PARAMETERS_WITHOUT_EMBEDDING = "parameters_without_embedding"

@@ -78,6 +78,12 @@ def build_study_point(
     )
 
 
+def get_metric(record: RunRecord, metric: str) -> float:
+    """Return the metric of a run: of its summary, or of its last evaluation; NaN if missing."""
+    summary = compute_summary_metrics(record.metrics, record.events)
+    return _get_last(_list_evaluated_values(record, metric), summary, metric)
+
+
 def get_scale(runs: Mapping[str, RunRecord], design: StudyConfig) -> float:
     """Return the value of study.lr_grid.transfer_over of a point; NaN if it is no number."""
     first = next(iter(runs.values()))
