@@ -25,6 +25,7 @@ LAW = PowerLaw(
 )
 TOKENS_PER_PARAMETER = (5, 10, 20, 40)
 NUM_HELD_OUT = 20
+NUM_LADDERS = 100
 
 
 def build_points(inputs: Array, losses: Array) -> ScalingPoints:
@@ -72,6 +73,19 @@ def test_optimum_has_the_loss_of_its_allocation(ladder: ScalingFit) -> None:
     assert prediction.run.value == prediction.curve.value
     assert prediction.run.high - prediction.run.low > prediction.curve.high - prediction.curve.low
     assert optimum.parameters.low < n < optimum.parameters.high
+
+
+@pytest.mark.slow
+def test_intervals_contain_the_constants() -> None:
+    """Require 88 of 100; with 95% coverage, fewer have a probability of 0.15% (binomial)."""
+    inputs = build_ladder()
+    counts = dict.fromkeys(CONSTANTS, 0)
+    for seed in range(NUM_LADDERS):
+        points = build_points(inputs, sample_losses(inputs, 0.003, seed))
+        one = fit_scaling_law(points, FitSettings(num_samples=200, seed=seed))
+        for name, interval in one.constants.items():
+            counts[name] += interval.low <= CONSTANTS[name] <= interval.high
+    assert min(counts.values()) >= 0.88 * NUM_LADDERS, counts
 
 
 @pytest.mark.slow
