@@ -19,7 +19,11 @@ LLAMA_13B = ModelConfig("13b", 40, 5120, 13824, 40, 40, 32000)
 
 def trn1(nodes: int, price: float | None = 21.5) -> HardwareConfig:
     return HardwareConfig(
-        "trn1.32xlarge", nodes, 32, peak_tflops={"bf16": 95.0}, price_usd_per_hour=price
+        "trn1.32xlarge",
+        nodes=nodes,
+        processes_per_node=32,
+        peak_tflops={"bf16": 95.0},
+        price_usd_per_hour=price,
     )
 
 
@@ -61,9 +65,15 @@ def test_unknown_values_are_none() -> None:
 
 
 def test_link_bandwidth_within_and_between_nodes() -> None:
-    node = HardwareConfig("x", 2, 4, link_gb_per_s=100.0, network_gbit_per_s=800.0)
+    node = HardwareConfig(
+        "x", nodes=2, processes_per_node=4, link_gb_per_s=100.0, network_gbit_per_s=800.0
+    )
     assert compute_link_bandwidth(node, [4, 5, 6, 7]) == 100e9
     assert compute_link_bandwidth(node, [3, 4]) == 800e9 / 8 / 4
-    assert compute_link_bandwidth(HardwareConfig("x", 2, 4), [0, 1]) is None
-    assert compute_link_bandwidth(HardwareConfig("x", 2, 4), [0, 4]) is None
-    assert compute_link_bandwidth(HardwareConfig("x", 1, None, link_gb_per_s=1.0), [0, 400]) == 1e9
+    assert (
+        compute_link_bandwidth(HardwareConfig("x", nodes=2, processes_per_node=4), [0, 1]) is None
+    )
+    assert (
+        compute_link_bandwidth(HardwareConfig("x", nodes=2, processes_per_node=4), [0, 4]) is None
+    )
+    assert compute_link_bandwidth(HardwareConfig("x", nodes=1, link_gb_per_s=1.0), [0, 400]) == 1e9

@@ -44,9 +44,10 @@ def test_the_plan_of_a_sweep_refuses_a_repeated_key() -> None:
 
 
 def test_override_of_an_axis_of_a_study_replaces_it_with_a_message(capsys) -> None:
-    sweep = load_sweep_axes(["+sweep=beta2", "optimizer.beta2=0.9"])
-    assert "optimizer.beta2" not in sweep.axes
-    assert {"optimizer.beta2=0.9", "+sweep=beta2"} == {*sweep.overrides}
+    sweep = load_sweep_axes(["+sweep=beta2_normuon", "optimizer.normuon.beta2=0.9"])
+    assert "optimizer.normuon.beta2" not in sweep.axes
+    assert {"optimizer.normuon.beta2=0.9", "+sweep=beta2_normuon"} == {*sweep.overrides}
     assert capsys.readouterr().err == (
-        "hlat: optimizer.beta2=0.9 replaces the axis optimizer.beta2=0.95,0.99 of the study\n"
+        "hlat: optimizer.normuon.beta2=0.9 replaces the axis optimizer.normuon.beta2=0.95,0.99 of the "
+        "study\n"
     )
