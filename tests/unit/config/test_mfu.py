@@ -76,4 +76,9 @@ def test_link_bandwidth_within_and_between_nodes() -> None:
     assert (
         compute_link_bandwidth(HardwareConfig("x", nodes=2, processes_per_node=4), [0, 4]) is None
     )
-    assert compute_link_bandwidth(HardwareConfig("x", nodes=1, link_gb_per_s=1.0), [0, 400]) == 1e9
+    assert (
+        compute_link_bandwidth(
+            HardwareConfig("x", nodes=1, processes_per_node=None, link_gb_per_s=1.0), [0, 400]
+        )
+        == 1e9
+    )
