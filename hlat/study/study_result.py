@@ -96,7 +96,7 @@ class StudyResult:
                 ),
                 *map(format_divergence, self.divergence),
                 *(format_transfer(one, self.design) for one in self.transfers),
-                *(format_tuning(one, self.design) for one in self.tunings),
+                *(format_tuning(one, self.design) for one in self.tunings if not self.criteria),
             ]
         return [
             f"{format_answer(one, self.design)} ({_format_numbers(one)})"
