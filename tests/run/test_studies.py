@@ -6,6 +6,7 @@ import signal
 import time
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from hlat.config.package_dirs import find_package_dir
@@ -21,7 +22,8 @@ def corners(study):
     axes = OmegaConf.load(find_package_dir("sweeps") / f"{study}.yaml").hydra.sweeper.params
     if study == "parallelism":
         return [["parallelism.tp=1", "parallelism.pp=1"]]
-    points = [*itertools.product(*(str(values).split(",") for values in axes.values()))]
+    parsed = OverridesParser.create().parse_overrides([f"{k}={v}" for k, v in axes.items()])
+    points = [*itertools.product(*(axis.sweep_string_iterator() for axis in parsed))]
     return [[f"{k}={v}" for k, v in zip(axes, points[at], strict=True)] for at in (0, -1)]
 
 
