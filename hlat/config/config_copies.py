@@ -16,7 +16,7 @@ class CopiedConfig:
     """A configuration of which copies are made; later changes of the original have no effect."""
 
     def __init__(self, config: DictConfig) -> None:
-        buffer, pickler_types = io.BytesIO(), dict[type, int]()
+        buffer, pickler_types = io.BytesIO(), dict[Any, int]()
         _Pickler(buffer, pickler_types).dump(config)
         self._content, self._types = buffer.getvalue(), [*pickler_types]
 
@@ -33,9 +33,12 @@ def _get_type(index: int) -> type:
 
 
 class _Pickler(pickle.Pickler):
-    """Pickler that stores indices of types, as those of components have no importable name."""
+    """Pickler that stores indices of types and of annotations such as typing.Dict.
 
-    def __init__(self, file: io.BytesIO, types: dict[type, int]) -> None:
+    Types of components have no importable name, and a name would be imported from the pickle.
+    """
+
+    def __init__(self, file: io.BytesIO, types: dict[Any, int]) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
         self._types = types
 
@@ -43,7 +46,7 @@ class _Pickler(pickle.Pickler):
         return _get_type.__name__ if value is _get_type else None
 
     def reducer_override(self, value: Any) -> Any:
-        if not isinstance(value, type):
+        if not isinstance(value, type) and type(value).__module__ != "typing":
             return NotImplemented
         return _get_type, (self._types.setdefault(value, len(self._types)),)
 
