@@ -100,10 +100,10 @@ class StepDiagnostics:
         if known:
             columns |= {"attention_logit_max": max(known), "attention_logits": layers}
         columns |= {"output_logit_max": maxima["output"], "output_log_z": maxima["log z"]}
-        columns["unchanged_weights"] = sums["unchanged"] / max(1.0, sums["gradients"])
         if self._lr:
             mean_square = sums["squared changes"] / sums["weights"]
             columns["update_rms"] = math.sqrt(mean_square) / self._lr
+        columns["unchanged_weights"] = sums["unchanged"] / max(1.0, sums["gradients"])
         ratios = [
             value / sums[_NUM_RATIOS + name.removeprefix(_RATIOS)]
             for name, value in sums.items()
