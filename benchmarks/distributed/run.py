@@ -146,7 +146,7 @@ def build_norms(engine: NativeEngine, mesh: DeviceMesh) -> dict[str, Callable[[]
     wrapped = [each.grad for each in wrap_tensors(params, mesh) if each.grad is not None]
 
     def compute_own_norm() -> Tensor:
-        squared = compute_global_norm(owned).square()
+        squared = compute_global_norm([*owned.values()]).square()
         engine._mesh.all_reduce(squared)
         return squared.sqrt()
 

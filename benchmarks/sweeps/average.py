@@ -23,7 +23,7 @@ from hlat.engine.engine_factory import create_engine
 from hlat.study.paired_test import PointRuns
 from hlat.study.run_comparison import list_run_dirs
 from hlat.study.run_record import load_run_record
-from hlat.study.study_analysis import Comparison, analyze_study, format_answer
+from hlat.study.study_analysis import Comparison, Point, analyze_study, format_answer
 from hlat.study.study_tables import build_effect_table
 from hlat.tracking.text_format import format_markdown_table
 
@@ -50,7 +50,8 @@ def evaluate_run(run: Path) -> dict[str, dict[str, float]]:
     config = load_run_record(run).valid_config
     engine = create_engine(config)
     engine.build(config)
-    checkpoints = {parse_step(path): path for path in (run / "checkpoints").glob("step_*")}
+    found_steps = {parse_step(path): path for path in (run / "checkpoints").glob("step_*")}
+    checkpoints = {step: path for step, path in found_steps.items() if step is not None}
     steps = sorted(checkpoints)
     with tempfile.TemporaryDirectory() as directory:
         paths = {LAST: checkpoints[steps[-1]]}
@@ -78,7 +79,7 @@ def collect(sweep: Path) -> Json:
 
 def analyze(result: Json) -> list[Comparison]:
     """Return the comparison of each average with the last checkpoint, within each schedule."""
-    points = {
+    points: dict[Point, PointRuns] = {
         (("schedule", schedule), (KEY, label)): PointRuns(
             {seed: found[label]["mean"] for seed, found in by_seed.items()}
         )

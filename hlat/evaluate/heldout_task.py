@@ -102,13 +102,18 @@ def _parse_settings(
     fields, *numbers = select_yaml_values(yaml, label, *_KEYS, overrides=overrides)
     try:
         data = parse_section(DataConfig, dict(fields))
-        micro, global_size, seed, num_tokens, num_sequences = (n and int(n) for n in numbers)
+        micro, global_size, run_seed, data_seed, num_tokens, num_sequences = (
+            number if number is None else int(number) for number in numbers
+        )
         # A run of an earlier version has no tokens_per_source
         evaluation = EvaluationConfig(
             tokens_per_source=num_tokens or EvaluationConfig.tokens_per_source,
             sequences_per_source=num_sequences,
         )
-        return data, micro, int(global_size), int(seed), evaluation
+        seed = run_seed if data_seed is None else data_seed
+        if global_size is None or seed is None:
+            raise ValueError("batch.global_batch_size or run.seed is missing")
+        return data, micro, global_size, seed, evaluation
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise ConfigError(f"{label}: its recorded data settings are invalid ({error})") from error
 

@@ -7,7 +7,7 @@ import pytest
 
 from hlat.config.parallelism import ActivationCheckpointing
 from hlat.distributed.mesh_coordinates import compute_parallel_degrees
-from hlat.plan import step_time
+from hlat.plan import communication_bytes
 from hlat.plan.memory_estimate import estimate_memory
 from hlat.plan.pipeline_stage_shards import build_stage_shards
 from hlat.precision.precision_bytes import get_itemsize
@@ -131,7 +131,11 @@ def test_a_step_allocates_and_sends_what_the_planner_states(
 
     sent = sum(size for usage in found for numel, size in usage.sent.items() if numel > STATISTIC)
     micro_batches = config.num_micro_batches
-    planned = step_time.compute_pipeline_bytes(config, mesh) * micro_batches  # of both ends
-    planned += 2 * micro_batches * step_time.compute_tensor_parallel_bytes(config, mesh, stage)
-    planned += 2 * step_time.compute_data_parallel_bytes(config, mesh, stage)
+    planned = (
+        communication_bytes.compute_pipeline_bytes(config, mesh) * micro_batches
+    )  # of both ends
+    planned += (
+        2 * micro_batches * communication_bytes.compute_tensor_parallel_bytes(config, mesh, stage)
+    )
+    planned += 2 * communication_bytes.compute_data_parallel_bytes(config, mesh, stage)
     assert sent == pytest.approx(planned, rel=0.005)

@@ -41,10 +41,10 @@ def kill_at(point):
     if point == {point!r}:
         os.kill(os.getpid(), signal.SIGKILL)
 
-def patched_step(self, sequences, rate):
+def patched_step(self, sequences, *arguments):
     trained.append(hashlib.sha256(sequences.tokens.tobytes()).hexdigest())
     kill_at(f"before training step {{len(trained)}}")
-    return train_step(self, sequences, rate)
+    return train_step(self, sequences, *arguments)
 
 def patched_read(self, pending):
     metrics = read_metrics(self, pending)
@@ -72,9 +72,9 @@ def bad_batches(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return the digests of the batches of the bad steps."""
     train_step, trained = NativeEngine.train_step, list[str]()
 
-    def step(self, sequences, rate):
+    def step(self, sequences, *arguments):
         trained.append(hashlib.sha256(sequences.tokens.tobytes()).hexdigest())
-        return train_step(self, sequences, rate)
+        return train_step(self, sequences, *arguments)
 
     with monkeypatch.context() as patch:
         patch.setattr(NativeEngine, "train_step", step)

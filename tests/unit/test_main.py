@@ -20,6 +20,7 @@ COMMANDS = (
         "precompile",
         "report",
         "runs",
+        "fit",
         "generate",
         "serve",
         "evaluate",

@@ -194,7 +194,7 @@ def patch_engine(module):
             noise = np.random.default_rng(Step.number)
             sequences.tokens[...] = noise.integers(0, 4096, sequences.tokens.shape, dtype=np.int32)
 
-    def step(self, sequences, rate):
+    def step(self, sequences, *arguments):
         Step.number += 1
         Step.trained += 1
         time.sleep(FAULTS.get("step_s", 0))
@@ -209,7 +209,7 @@ def patch_engine(module):
         if FAULTS.get("rank", 0) == RANK and Step.number in nan_steps():
             self._runner = NotFinite(runner)
         try:
-            pending = train_step(self, sequences, rate)
+            pending = train_step(self, sequences, *arguments)
             flip_once(self)
             return pending
         finally:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from hlat.config.compose import import_launcher_module
+from hlat.config.run import RunConfig
 
 worse_points = import_launcher_module("local._worse_points")
 DESIGN = {"baseline": {"optimizer.lr": 1}, "stop_worse": True}
@@ -43,7 +44,7 @@ def test_only_the_clearly_worse_point_stops(tmp_path: Path, offset: float) -> No
     work = []
     for lr in ("1", "2", "3"):
         for seed in range(1, 7):
-            config = SimpleNamespace(run=SimpleNamespace(seed=seed))
+            config = SimpleNamespace(run=RunConfig(seed=seed))
             overrides = [f"optimizer.lr={lr}", f"run.seed={seed}"]
             point = SimpleNamespace(
                 overrides=overrides, config=config, run_dir=tmp_path / f"{lr}-{seed}"
