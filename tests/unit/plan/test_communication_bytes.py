@@ -10,6 +10,7 @@ from hlat.distributed.mesh_coordinates import ParallelDegrees, compute_parallel_
 from hlat.model.decoder_spec import count_parameters
 from hlat.plan import communication_bytes
 from hlat.plan.pipeline_stage_shards import PipelineStageShard, build_stage_shards
+from tests.support.planned_stages import evaluate_stage
 
 TINY = ("parallelism.dp=1",)
 PAPER = ("experiment=hlat_70b",)
@@ -21,11 +22,8 @@ def config(compose):
     return lambda *overrides: OmegaConf.to_object(compose(*overrides))
 
 
-def _evaluate(config, name, *rest):
-    """Evaluate a formula for the first stage."""
-    mesh = compute_parallel_degrees(config.parallelism, config.num_processes)
-    first = build_stage_shards(config.model, mesh)[0]
-    return getattr(communication_bytes, name)(config, mesh, *(rest or (first,)))
+def _evaluate(config, name, *stage):
+    return evaluate_stage(getattr(communication_bytes, name), config, *stage)
 
 
 def test_tensor_parallel_bytes_of_four_collectives_per_layer(config):

@@ -10,7 +10,7 @@ from hlat.plan import communication_bytes, communication_time
 from hlat.plan.framework_traits import HLAT, FrameworkTraits
 from hlat.plan.hardware_efficiency import HardwareEfficiency
 from hlat.plan.pipeline_stage_shards import build_stage_shards
-from tests.support.planned_flops import UNIT_SPEED
+from tests.support.planned_stages import UNIT_SPEED
 
 CONSTANTS = HardwareEfficiency(
     1, 1, 1, "a test", overlap=0.75, collective_s=8.0, link_hop_s=3.0, network_hop_s=10.0

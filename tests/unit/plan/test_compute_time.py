@@ -18,7 +18,7 @@ from hlat.plan.framework_traits import HLAT, FrameworkTraits
 from hlat.plan.hardware_efficiency import HardwareEfficiency
 from hlat.plan.matmul_time import Matmul
 from hlat.plan.pipeline_stage_shards import build_stage_shards
-from tests.support.planned_flops import UNIT_SPEED, count_flops
+from tests.support.planned_stages import UNIT_SPEED, count_flops
 
 PAPER = ("experiment=hlat_70b",)
 SINGLE = ("model=7b", "parallelism=single", "batch.micro_batch_size=1")

@@ -10,7 +10,7 @@ from hlat.distributed.mesh_coordinates import ParallelDegrees
 from hlat.model.decoder import Decoder
 from hlat.model.decoder_spec import compute_flops_per_token, count_parameters
 from hlat.plan.pipeline_stage_shards import build_stage_shards
-from tests.support.planned_flops import count_flops
+from tests.support.planned_stages import count_flops
 
 
 @pytest.mark.parametrize("choice", ["tiny", "160m", "7b", "70b"])

@@ -16,7 +16,7 @@ from hlat.plan.forecast import forecast_run
 from hlat.plan.hardware_efficiency import HardwareEfficiency
 from hlat.plan.pipeline_stage_shards import build_stage_shards
 from hlat.plan.plan_text import format_plan
-from tests.support.planned_flops import count_flops
+from tests.support.planned_stages import count_flops
 
 PAPER = ("experiment=hlat_70b",)
 ALL = HardwareEfficiency(1, 1, 1, "the data sheet")

@@ -3,12 +3,12 @@
 import pytest
 from omegaconf import OmegaConf
 
-from hlat.distributed.mesh_coordinates import compute_parallel_degrees
 from hlat.model.parameter_spec import ParameterRole
 from hlat.optim.adamw_spec import AdamWSpec
 from hlat.plan import update_cost
-from hlat.plan.pipeline_stage_shards import PipelineStageShard, build_stage_shards
+from hlat.plan.pipeline_stage_shards import PipelineStageShard
 from hlat.plan.step_time import predict_step_time
+from tests.support.planned_stages import evaluate_stage
 
 
 @pytest.fixture
@@ -16,11 +16,8 @@ def config(compose):
     return lambda *overrides: OmegaConf.to_object(compose(*overrides))
 
 
-def _evaluate(config, name, *rest):
-    """Evaluate a formula for the first stage."""
-    mesh = compute_parallel_degrees(config.parallelism, config.num_processes)
-    first = build_stage_shards(config.model, mesh)[0]
-    return getattr(update_cost, name)(config, mesh, *(rest or (first,)))
+def _evaluate(config, name, *stage):
+    return evaluate_stage(getattr(update_cost, name), config, *stage)
 
 
 def test_optimizer_bytes_include_every_copy(config):
