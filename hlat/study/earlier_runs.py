@@ -1,17 +1,21 @@
 """Earlier runs of the size of a planned run: their spread over seeds and their speed."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
 from hlat.config.batch_steps import count_tokens
+from hlat.config.lr_grid import LR_KEY
 from hlat.config.run import Config
 from hlat.config.run_identity import flatten_model
 from hlat.config.run_steps import compute_total_steps
 from hlat.config.seeds import format_seeds
+from hlat.config.study import Direction
 from hlat.study.index_file import load_run_list
 from hlat.study.power import estimate_difference_std
+from hlat.study.rate_comparison import compares_over_rates
 from hlat.study.run_row import RunRow, Settings
 
 _IGNORED_GROUPS = ("run", "study", "tracking", "checkpoint", "recovery")
@@ -25,7 +29,8 @@ class EarlierRuns:
     """Finished runs of one size; NaN for a value that they do not have.
 
     `spread` is the standard deviation over seeds of the difference between two points, from
-    `num_runs` runs.
+    `num_runs` runs. In a study that compares settings over learning rates, the points are settings,
+    with the best value over the rates.
     """
 
     spread: float
@@ -44,13 +49,7 @@ def summarize_earlier_runs(config: Config, metric: str) -> EarlierRuns:
         for row, settings in zip(runs.rows, runs.settings, strict=True)
         if _has_size(row, settings, config)
     ]
-    points: dict[str, dict[str, float]] = {}
-    for row, settings in similar:
-        value = row.get(metric)
-        if isinstance(value, int | float):
-            values = points.setdefault(_get_point(row, settings), {})
-            values.setdefault(format_seeds(settings), float(value))
-    spread, num_runs = estimate_difference_std(points.values())
+    spread, num_runs = estimate_difference_std(_list_points(similar, config, metric))
     speeds = [
         row["median_tokens_per_second"]
         for row, settings in similar
@@ -58,6 +57,30 @@ def summarize_earlier_runs(config: Config, metric: str) -> EarlierRuns:
         and "median_tokens_per_second" in row
     ]
     return EarlierRuns(spread, num_runs, median(speeds) if speeds else math.nan)
+
+
+def _list_points(
+    runs: Sequence[tuple[RunRow, Settings]], config: Config, metric: str
+) -> list[dict[str, float]]:
+    """Return the metric of each point by seed, or the best over the rates of each setting."""
+    has_grid = compares_over_rates(config.study)
+    points: dict[str, dict[str, dict[str, float]]] = {}
+    for row, settings in runs:
+        value = row.get(metric)
+        if isinstance(value, int | float):
+            kept = {k: v for k, v in settings.items() if not (has_grid and k == LR_KEY)}
+            by_seed = points.setdefault(_get_point(row, kept), {})
+            rate = str(settings.get(LR_KEY)) if has_grid else ""
+            by_seed.setdefault(format_seeds(settings), {}).setdefault(rate, float(value))
+    select = max if config.study.direction is Direction.maximize else min
+    return [
+        {
+            seed: select(by_rate.values())
+            for seed, by_rate in by_seed.items()
+            if len(by_rate) == max(map(len, by_seed.values()))
+        }
+        for by_seed in points.values()
+    ]
 
 
 def get_size(config: Config) -> tuple[tuple[str, object], ...]:

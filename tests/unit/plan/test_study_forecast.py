@@ -157,3 +157,37 @@ def test_plans_of_a_search_and_of_an_invalid_point(
     assert forecast_study(["run.seed=1,2"]).num_comparisons == 0
     with pytest.raises(ConfigError, match=r"\[optimizer.lr=-1\]"):
         forecast_study(["optimizer.lr=1e-3,-1"])
+
+
+def test_the_spread_of_a_grid_is_that_of_the_best_value_over_the_rates(
+    tmp_path: Path, compose: Callable[..., object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seeds differ much at the high rate, which is never the best; one run of it is missing."""
+    words = ("run.steps=5", "study.lr_grid.factor=2", "+study.baseline={optimizer.beta2: 0.95}")
+    config = resolve_config(compose(*words))
+    best = {"0.95": [2.0, 2.1, 2.3, 9.0], "0.99": [2.1, 2.15, 2.45, 1.0]}
+    for beta2, bits in best.items():
+        for seed, value in enumerate(bits):
+            rates = {0.1: value + 0.5, 0.2: value, 0.4: value + 3 + 5 * seed * (beta2 == "0.99")}
+            if seed == 3 and beta2 == "0.99":
+                del rates[0.4]
+            for rate, metric in rates.items():
+                run_dir = tmp_path / f"runs/{beta2}_{seed}_{rate}"
+                run_dir.mkdir(parents=True)
+                optimizer = {"lr": rate, "beta2": float(beta2)}
+                settings = {"run": {"seed": seed}, "optimizer": optimizer}
+                settings["model"] = {"num_layers": config.model.num_layers}
+                tokens = 5 * config.batch.tokens_per_step
+                row = {"step": 5, "tokens": tokens, "loss": 1.0, "time": 1.0}
+                events = [
+                    {"event": "evaluate", "step": 5, "bits_per_byte": {"mean": metric}},
+                    {"event": "finish", "step": 5},
+                ]
+                lines = (json.dumps({"time": 1.0, "attempt": 1} | event) for event in events)
+                (run_dir / "config.yaml").write_text(json.dumps(settings))
+                (run_dir / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+                (run_dir / "events.jsonl").write_text("\n".join(lines) + "\n")
+    monkeypatch.chdir(tmp_path)
+    found = summarize_earlier_runs(config, "heldout_bits_per_byte")
+    expected = math.sqrt(sum((d - 0.1) ** 2 for d in (0.1, 0.05, 0.15)) / 2)
+    assert (found.spread, found.num_runs) == (pytest.approx(expected), 6)
