@@ -21,12 +21,18 @@ STUDIES = (
     *("upsampling", "averaging", "parallelism", "search"),
 )
 """Studies of the paper's claims, and those of the same kind."""
-QUICK = (
-    *("run.steps=40", "checkpoint.every_steps=2", "evaluation.tokens_per_source=2048"),
-    *("study.lr_grid.below=1", "study.lr_grid.above=1"),
-)
-QUICK_OF_STUDY = {"search": ("hydra.sweeper.trials=2",)}
-QUICK_SEEDS = ("run.seed=1,2",)
+QUICK = {
+    "run.steps": "20",
+    "checkpoint.every_steps": "20",
+    "evaluation.tokens_per_source": "2048",
+    "study.lr_grid.below": "1",
+    "study.lr_grid.above": "1",
+}
+QUICK_SEEDS = {"run.seed": "1,2"}
+QUICK_OF_STUDY = {
+    "averaging": {"run.steps": "34", "checkpoint.every_steps": "2", **QUICK_SEEDS},
+    "search": {"hydra.sweeper.trials": "2"},
+}
 SEPARATE = ("parallelism",)
 """Studies of throughput, whose runs do not share the machine."""
 DIVERGED, PREEMPTED = 3, 75
@@ -43,7 +49,8 @@ def build_sweep_command(study: str, root: Path, options: argparse.Namespace) -> 
         f"hydra.launcher.jobs={jobs}",
     ]
     if options.quick:
-        words += [*QUICK, *QUICK_OF_STUDY.get(study, QUICK_SEEDS)]
+        settings = QUICK | QUICK_OF_STUDY.get(study, QUICK_SEEDS)
+        words += [f"{key}={value}" for key, value in settings.items()]
     return [sys.executable, "-m", "hlat", "sweep", *words]
 
 
