@@ -13,13 +13,13 @@ _NUM_DEVIATIONS = 7.0
 def compute_spike_score(values: Sequence[float]) -> float | None:
     """Return the share of values at least 7 standard deviations above the mean of earlier ones.
 
-    The earlier values are those of up to 1,000 logged steps, at least 32 (OLMo 2, arXiv 2501.00656,
-    section 3.1; it counts values below the mean too). None: there are too few.
+    The earlier values are those of up to 1,000 logged steps, at least 32 (OLMo 2, arXiv 2501.00656;
+    it counts values below the mean too). None: there are too few.
 
     Args:
         values: Finite values in the order of the steps.
     """
-    centered = np.asarray(values, np.float64)
+    centered = np.array(values, np.float64)
     if len(centered) <= _MIN_WINDOW:
         return None
     centered -= centered.mean()  # so that the variances are exact
