@@ -36,7 +36,7 @@ def main(composed: DictConfig) -> ExitCode:
     if config.data.preview:
         from hlat.data.data_preview import print_preview
 
-        print_preview(config.data, config.phase, config.batch, config.run.order_seed)
+        print_preview(config.data, config.phase, config.batch, config.run.resolved_data_seed)
         return ExitCode.FINISHED
     with pause_garbage_collection():
         from hlat.engine.neuron import neuron_packages
@@ -78,7 +78,7 @@ def run_worker(config: Config, config_yaml: str, overrides: list[str]) -> ExitCo
         if not preflight.run_preflight(config, run_dir, engine):
             return ExitCode.UNHEALTHY_NODE
         engine.build(config, initialize=False)  # resume initializes or loads the weights
-        shard, seed = engine.parallel_state.data_shard, config.run.order_seed
+        shard, seed = engine.parallel_state.data_shard, config.run.resolved_data_seed
         loader = build_data_loader(config.data, config.phase, config.batch, seed, *shard)
         validate_vocab_size(config.model, loader.vocab_size)
         tracker = Tracker(run_dir, config, is_rank0, config_yaml, overrides)

@@ -84,7 +84,9 @@ def averages(run: Path) -> dict[str, Path]:
 
 def measure(engine: Engine, config: Config, paths: dict[str, Path]) -> dict[str, Json]:
     """Return the held-out loss and bits per byte of each checkpoint by source."""
-    loader = build_data_loader(config.data, config.phase, config.batch, config.run.seed)
+    loader = build_data_loader(
+        config.data, config.phase, config.batch, config.run.resolved_data_seed
+    )
     num_sequences = config.evaluation.count_sequences(config.batch.sequence_length)
     sequences = loader.build_heldout_sequences(num_sequences)
     results = {}

@@ -53,4 +53,6 @@ def _save_and_load(config: Config, engine: Engine, loader: DataLoader) -> DataLo
 
 def _open(config: Config, engine: Engine) -> DataLoader:
     shard = engine.parallel_state.data_shard
-    return build_data_loader(config.data, config.phase, config.batch, config.run.seed, *shard)
+    return build_data_loader(
+        config.data, config.phase, config.batch, config.run.resolved_data_seed, *shard
+    )

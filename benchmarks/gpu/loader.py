@@ -23,7 +23,7 @@ def main() -> None:
     config = make_settings("ours", shape, "bf16", "cpu").config
     start = time.perf_counter()
     with closing(
-        build_data_loader(config.data, config.phase, config.batch, config.run.seed)
+        build_data_loader(config.data, config.phase, config.batch, config.run.resolved_data_seed)
     ) as loader:
         for _ in range(WARM_UP_BATCHES):
             loader.next_batch()

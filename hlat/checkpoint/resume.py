@@ -152,7 +152,7 @@ def _load_initial_weights(config: Config, engine: Engine, tracker: Tracker) -> d
         group, pretrained_weights.find_weights_dir(source) if group.is_rank0 else ""
     )
     digest = pretrained_weights.load_pretrained(
-        directory, config.model, engine.state_shards(), config.run.weights_seed
+        directory, config.model, engine.state_shards(), config.run.resolved_init_seed
     )
     copies = list_weight_copies(config.optimizer, list_parameter_specs(config.model))
     state_shards.copy_weights(engine.state_shards(), copies)

@@ -97,7 +97,9 @@ def find_replaced_start(config: Config, run_dir: Path) -> str | None:
 
 def build_last_state(config: Config) -> TrainingState:
     """Return the state in the last checkpoint of a run, as far as the settings determine it."""
-    settings = run_identity.collect_data_settings(config.data, config.batch, config.run.order_seed)
+    settings = run_identity.collect_data_settings(
+        config.data, config.batch, config.run.resolved_data_seed
+    )
     sources = {f"{_SOURCE_PREFIX}{name}": _SOURCE for name in config.data.sources}
     step = compute_total_steps(config)
     return TrainingState(

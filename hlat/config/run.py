@@ -49,12 +49,12 @@ class RunConfig:
     """Train although the planner predicts that the devices run out of memory (docs/planning.md)."""
 
     @property
-    def weights_seed(self) -> int:
+    def resolved_init_seed(self) -> int:
         """Seed of the initial weights."""
         return self.seed if self.init_seed is None else self.init_seed
 
     @property
-    def order_seed(self) -> int:
+    def resolved_data_seed(self) -> int:
         """Seed of the data order."""
         return self.seed if self.data_seed is None else self.data_seed
 

@@ -62,7 +62,7 @@ def check_data(harness: EngineHarness) -> Iterator[CheckResult]:
 def _open_loaders(harness: EngineHarness) -> tuple[list[DataLoader], str | None]:
     """Return two loaders of this rank, or the problem."""
     config, loaders = harness.config, list[DataLoader]()
-    settings = (config.data, config.phase, config.batch, config.run.order_seed)
+    settings = (config.data, config.phase, config.batch, config.run.resolved_data_seed)
     try:
         for _ in range(2):
             loaders.append(build_data_loader(*settings, *harness.engine.parallel_state.data_shard))
@@ -90,7 +90,9 @@ def _build_result(harness: EngineHarness, reports: list[Any]) -> CheckResult:
     for rank, batches, _ in reports:
         if by_rank.setdefault(rank, batches) != batches:
             faults.append(FaultLocation("rows of peers", "tp+pp"))
-    loader = build_data_loader(config.data, config.phase, config.batch, config.run.order_seed)
+    loader = build_data_loader(
+        config.data, config.phase, config.batch, config.run.resolved_data_seed
+    )
     # Full batches, of which a ramp returns the same rows in the same order
     full_rows = iter([row for _ in range(_NUM_BATCHES) for row in _compute_row_digests(loader)])
     sizes = islice(reference_packing.iter_batch_sizes(config.batch), _NUM_BATCHES)
@@ -124,7 +126,7 @@ def _compare_content(config: Config) -> tuple[int, list[str]]:
     """Compare longer sequences with the reference; return the ended documents and problems."""
     batch = replace(config.batch, sequence_length=_PACKED_LENGTH)
     config = replace(config, batch=batch)
-    settings = (config.data, config.phase, batch, config.run.order_seed)
+    settings = (config.data, config.phase, batch, config.run.resolved_data_seed)
     data, loader = open_training_data(*settings), build_data_loader(*settings)
     measured = [loader.next_batch() for _ in range(_NUM_PACKED_BATCHES)]
     loader.close()
@@ -181,7 +183,9 @@ def _compare_order(config: Config, data: TrainingData) -> list[str]:
     for name, source in data.sources.items():
         count, heldout = source.num_training_documents, source.heldout_dataset
         num_reserved = len(source.dataset) - count
-        other = DataSource(name, source.dataset, num_reserved, config.run.order_seed + 1, heldout)
+        other = DataSource(
+            name, source.dataset, num_reserved, config.run.resolved_data_seed + 1, heldout
+        )
         rows = [source.get_training_row(n) for n in range(min(count, _MAX_ORDERED_DOCUMENTS))]
         is_complete = len({*rows}) == len(rows)
         if len(rows) == count:

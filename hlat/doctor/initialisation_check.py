@@ -78,7 +78,9 @@ def _compute_single_process_values(harness: EngineHarness, name: str) -> NDArray
     """Return the initial values of the full parameter, in the dtype of the weights."""
     config, spec = harness.config, harness.parameters[name]
     start = (0,) * len(spec.shape)
-    values = compute_initial_values(spec, config.model, config.run.weights_seed, start, spec.shape)
+    values = compute_initial_values(
+        spec, config.model, config.run.resolved_init_seed, start, spec.shape
+    )
     return harness.round_to_weight_dtype(values)
 
 

@@ -63,7 +63,7 @@ def init_weights(
         def sample(
             offset: tuple[int, ...], size: tuple[int, ...], spec: ParameterSpec = spec
         ) -> Tensor:
-            seed = config.run.weights_seed
+            seed = config.run.resolved_init_seed
             values = compute_initial_values(spec, config.model, seed, offset, size)
             return torch.from_numpy(values)
 

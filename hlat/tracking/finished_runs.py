@@ -145,7 +145,9 @@ def find_finished_run(config: Config, start_digest: str | None = None) -> Path |
             return None  # a copy of a run with other settings
         from hlat.data.training_data import open_training_data
 
-        data = open_training_data(config.data, config.phase, config.batch, config.run.order_seed)
+        data = open_training_data(
+            config.data, config.phase, config.batch, config.run.resolved_data_seed
+        )
         if recorded.get("data") == _compute_digest(data.fingerprint):
             return run_dir
     return None

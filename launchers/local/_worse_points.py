@@ -62,7 +62,7 @@ def _find_worse_settings(tasks: Sequence[SweepTask], num_seeds: int) -> dict[str
 
 def _get_seeds(task: SweepTask) -> tuple[int, int, int]:
     run = task.point.config.run
-    return run.seed, run.weights_seed, run.order_seed
+    return run.seed, run.resolved_init_seed, run.resolved_data_seed
 
 
 def _get_settings(task: SweepTask) -> str:

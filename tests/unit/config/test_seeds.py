@@ -15,7 +15,7 @@ from hlat.engine.native.native_engine import NativeEngine
 
 
 def load_first_batch(config: Any) -> np.ndarray:
-    seed = config.run.order_seed
+    seed = config.run.resolved_data_seed
     with closing(build_data_loader(config.data, config.phase, config.batch, seed)) as loader:
         return loader.next_batch(0).tokens.copy()
 
@@ -56,7 +56,7 @@ def test_both_default_to_the_seed_and_are_part_of_the_name(compose: Callable[...
         resolve_config(compose(*words))
         for words in ((), ("run.init_seed=12349",), ("run.data_seed=12349",), ("run.data_seed=1",))
     )
-    assert (base.run.weights_seed, base.run.order_seed) == (base.run.seed,) * 2
+    assert (base.run.resolved_init_seed, base.run.resolved_data_seed) == (base.run.seed,) * 2
     assert len({config.run.name for config in (base, *others)}) == 4
 
 
