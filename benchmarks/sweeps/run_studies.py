@@ -17,8 +17,8 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 STUDIES = (
-    *("beta2", "precision", "init", "weight_decay", "qk_norm", "z_loss", "warmup"),
-    *("upsampling", "averaging", "parallelism", "search"),
+    *("beta2", "beta2_contrasts", "precision", "init", "weight_decay", "qk_norm", "z_loss"),
+    *("warmup", "upsampling", "averaging", "parallelism", "search"),
 )
 """Studies of the paper's claims, and those of the same kind."""
 QUICK = {

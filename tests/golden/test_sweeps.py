@@ -20,6 +20,7 @@ POINTS = {
     "averaging": 32,
     "batch_ramp": 20,
     "beta2": 240,
+    "beta2_contrasts": 64,
     "beta2_normuon": 12,
     "init": 144,
     "moe": 20,
@@ -41,8 +42,8 @@ COMMON = ("run.seed=2", "optimizer.lr=0.004")
 """Overrides of one point of each study over learning rates."""
 GRIDS = [study for study in STUDIES if study.stem != "search"]
 SMALLER = (
-    *("averaging", "beta2", "init", "precision", "qk_norm", "upsampling", "warmup"),
-    *("weight_decay", "z_loss"),
+    *("averaging", "beta2", "beta2_contrasts", "init", "precision", "qk_norm", "upsampling"),
+    *("warmup", "weight_decay", "z_loss"),
 )
 NUM_PARAMETERS = dict.fromkeys(SMALLER, (5e5, 1e6)) | {
     "transfer_depth": (2e5, 1e6),
