@@ -19,8 +19,10 @@ from torch import Tensor
 
 from hlat.config.config_errors import ConfigError, MissingDeviceError
 from hlat.config.engine_capabilities import validate_device
+from hlat.config.precision import Dtype
 from hlat.config.run import Config
 from hlat.distributed import rank_environment
+from hlat.engine.native.cpu_matmul import add_bf16_matmuls
 from hlat.engine.neuron import neuron_environment
 
 COMPILE_BACKENDS = {"neuron": "neuron"}
@@ -82,6 +84,8 @@ def prepare_device(config: Config, device: torch.device) -> None:
         ConfigError: The device does not support the recipe.
     """
     validate_device(config, device.type)
+    if device.type == "cpu" and config.precision.compute_dtype is Dtype.bf16:
+        add_bf16_matmuls()
     is_rank0 = rank_environment.read_rank_info().rank == 0
     if config.engine.deterministic and device.type == "neuron" and is_rank0:
         print(
