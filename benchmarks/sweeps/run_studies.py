@@ -33,6 +33,8 @@ QUICK_OF_STUDY = {
     "averaging": {"run.steps": "34", "checkpoint.every_steps": "2", **QUICK_SEEDS},
     "search": {"hydra.sweeper.trials": "2"},
 }
+OWN_SCRIPTS = {"averaging": ["average.py"], "parallelism": ["layouts.py"]}
+"""Scripts of studies that do more than comparing the metrics of runs."""
 SEPARATE = ("parallelism",)
 """Studies of throughput, whose runs do not share the machine."""
 DIVERGED, PREEMPTED = 3, 75
@@ -68,7 +70,7 @@ def run_until(command: list[str], deadline: float) -> int:
 def record(study: str, root: Path, output: Path) -> None:
     """Write the tables and figures of a study."""
     output.mkdir(parents=True, exist_ok=True)
-    script = ["average.py"] if study == "averaging" else ["record_study.py", study]
+    script = OWN_SCRIPTS.get(study, ["record_study.py", study])
     words = ["--runs", f"{root}/sweeps/{study}", "--output", str(output)]
     command = [sys.executable, str(HERE / script[0]), *script[1:], *words]
     subprocess.run(command, check=True)
