@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hlat.config.study import StudyConfig
+from hlat.study.metric_reliability import Trajectory, list_trajectories
 from hlat.study.paired_test import PointRuns
 from hlat.study.power import estimate_checkpoint_noise, pool_noise
 from hlat.study.run_record import Row, RunRecord, get_number, get_numbers
@@ -31,6 +32,7 @@ class StudyPoint:
         summaries: Summary metrics of each run.
         initial_values: Metric before the first step by seed, if it is evaluated there.
         sources: Held-out bits per byte of the finished runs at the end, by source and seed.
+        trajectories: Held-out bits per byte and scores of the finished runs by metric and step.
     """
 
     runs: PointRuns
@@ -39,6 +41,7 @@ class StudyPoint:
     summaries: tuple[dict[str, float], ...] = ()
     initial_values: Mapping[str, float] = field(default_factory=dict)
     sources: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    trajectories: tuple[Mapping[str, Trajectory], ...] = ()
 
 
 def build_study_point(
@@ -75,6 +78,7 @@ def build_study_point(
         tuple(summaries.values()),
         {seed: each[0] for seed, each in evaluated.items() if each},
         _list_sources({seed: runs[seed] for seed in outcomes.values}),
+        tuple(list_trajectories(runs[seed]) for seed in outcomes.values),
     )
 
 

@@ -9,6 +9,11 @@ from hlat.config.study import StudyConfig
 from hlat.study.difference_format import format_interval, format_metric, format_p_value
 from hlat.study.factor_effects import FactorEffect
 from hlat.study.lr_tuning import TUNING_CAPTION, build_tuning_table
+from hlat.study.metric_reliability import (
+    analyze_reliability,
+    build_reliability_table,
+    format_reliability_caption,
+)
 from hlat.study.paired_test import PairedDifference, compute_mean_interval
 from hlat.study.rate_comparison import DIVERGENCE_CAPTION, build_divergence_table
 from hlat.study.stability_table import (
@@ -75,7 +80,7 @@ def build_factor_table(effects: Sequence[FactorEffect], design: StudyConfig) -> 
 
 
 def build_result_tables(result: StudyResult) -> dict[str, Table]:
-    """Return the tables of effects, factors, optima, divergence and stability by caption."""
+    """Return all tables of a study except that of the points, by caption."""
     groups = [
         (result.metric_label, result.design, result.comparisons, result.factor_effects),
         *((one.label, one.design, one.comparisons, one.effects) for one in result.criteria),
@@ -93,6 +98,10 @@ def build_result_tables(result: StudyResult) -> dict[str, Table]:
     summaries = {point: one.summaries for point, one in result.points.items()}
     if has_diagnostics(summaries):
         tables[STABILITY_CAPTION] = build_stability_table(summaries)
+    trajectories = [one.trajectories for one in result.points.values()]
+    if reliabilities := analyze_reliability(trajectories, result.design):
+        caption = format_reliability_caption(reliabilities, result.design)
+        tables[caption] = build_reliability_table(reliabilities)
     return tables
 
 
