@@ -50,8 +50,8 @@ class StudyConfig:
     """Value of each factor, by key, with which the others are compared. A factor that is not listed
     keeps its value: runs are compared within it. Empty: the first value of the last factor."""
     metric: str = "heldout_bits_per_byte"
-    """Metric of a run: a column of `hlat runs`, `heldout_bits_per_byte.SOURCE`, or
-    `scores.TASK`."""
+    """Metric of a run: a column of `hlat runs`, `heldout_bits_per_byte.SOURCE`, `accuracy.PROBE`,
+    `answer_bits_per_byte.PROBE`, or `scores.TASK`."""
     direction: Direction = Direction.minimize
     """Direction in which the metric improves."""
     smallest_difference: float | None = bounded(None, above=0)

@@ -14,6 +14,7 @@ from typing import Any
 
 from hlat.config.config_errors import ConfigError
 from hlat.config.redaction import redact_text
+from hlat.evaluate import answer_bits
 from hlat.evaluate.paper_tasks import AVERAGE, COLUMNS, TaskSpec, compute_average, compute_scores
 from hlat.figures.page_templates import render_text
 from hlat.inference.model_source import ModelSource
@@ -23,6 +24,8 @@ from hlat.tracking.run_directory import EVALUATIONS_DIR, validate_no_symlinks
 from hlat.tracking.text_format import is_proportion
 
 _PAPER_TABLES = Path(__file__).with_name("templates") / "paper_tables.txt.j2"
+ANSWER_BITS = f"{answer_bits.METRIC},none"
+"""Bits per byte of the correct answers in a result, as `metric,filter`."""
 ScoreRow = dict[str, Any]
 TaskResult = dict[str, Any]
 """Result of one task, as in a scores file.
@@ -64,6 +67,11 @@ def parse_task_results(
             if comma and isinstance(value, int | float) and math.isfinite(value):
                 target = errors if metric.endswith("_stderr") else metrics
                 target[f"{metric.removesuffix('_stderr')},{metric_filter}"] = float(value)
+        samples = [sample for task in tasks for sample in harness_results["samples"][task]]
+        if found := answer_bits.summarize_samples(samples):
+            metrics[ANSWER_BITS], error = found
+            if math.isfinite(error):
+                errors[ANSWER_BITS] = error
         results[name] = TaskResult(
             shots=task_shots.pop() if len(task_shots) == 1 else None,
             metrics=metrics,
@@ -203,6 +211,11 @@ def record_run_scores(
     validate_no_symlinks(source.run_dir)
     keys.add(AVERAGE)
     limits = {result["limit"] for result in results.values()} - {None}
+    bits = {
+        name: result["metrics"][ANSWER_BITS]
+        for name, result in results.items()
+        if ANSWER_BITS in result["metrics"]
+    }
     event = {
         "event": "score",
         "step": source.step,
@@ -210,6 +223,7 @@ def record_run_scores(
         "tokens": source.tokens,
         "scores": {key: value for key, value in row["scores"].items() if key in keys},
         "stderr": {key: value for key, value in row["stderr"].items() if key in keys},
+        **({answer_bits.METRIC: bits} if bits else {}),
         **({"limit": max(limits)} if limits else {}),
     }
     _append_row(source.run_dir / "events.jsonl", event)

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from hlat.config.redaction import redact_text
-from hlat.evaluate.evaluation_results import ScoreRow, TaskResult
+from hlat.evaluate import answer_bits
+from hlat.evaluate.evaluation_results import ANSWER_BITS, ScoreRow, TaskResult
 from hlat.inference.model_source import ModelSource
 from hlat.model.decoder_spec import count_parameters
 from hlat.storage import durable_files
@@ -78,9 +79,11 @@ class HarnessFiles:
         extended = {}
         for name, result in results.items():
             tasks = [name] if name in samples else [*samples]
+            is_known = ANSWER_BITS in result["metrics"]
             extended[name] = result | {
                 "version": harness_results["versions"].get(name),
-                "higher_is_better": harness_results["higher_is_better"].get(name, {}),
+                "higher_is_better": harness_results["higher_is_better"].get(name, {})
+                | ({answer_bits.METRIC: False} if is_known else {}),
                 "task_hashes": {task: hashes[task] for task in tasks},
                 "results_file": results_path,
             }

@@ -20,7 +20,7 @@ from hlat.data.heldout_sequences import HeldoutSequences
 from hlat.data.token_decoder import decode_continuation
 from hlat.data.tokenizer import Tokenizer
 from hlat.engine.interface import Engine
-from hlat.evaluate import heldout_loss, multiple_choice_probes
+from hlat.evaluate import answer_bits, heldout_loss, multiple_choice_probes
 from hlat.evaluate.heldout_loss import HeldoutLoss
 from hlat.evaluate.multiple_choice_probes import MultipleChoiceQuestion
 from hlat.inference.inference_model import InferenceModel
@@ -97,11 +97,11 @@ def evaluate_heldout(
 ) -> None:
     """Evaluate the current weights, and log an `evaluate` event.
 
-    The event contains the fields of `heldout_loss.summarize`; `accuracy` by probe, if there are
-    probes; the same fields for the moving average of the weights, `ema`, if there is one; and
-    `seconds`, the duration. The last one also has the same fields for the text of the evaluations
-    before it, `loop`, if that is less text, and the `clusters` of each source for comparisons by
-    document. A `samples` event follows if there are prompts.
+    The event contains the fields of `heldout_loss.summarize`; `accuracy` and `answer_bits_per_byte`
+    by probe, if there are probes; the same fields for the moving average of the weights, `ema`, if
+    there is one; and `seconds`, the duration. The last one also has the same fields for the text of
+    the evaluations before it, `loop`, if that is less text, and the `clusters` of each source for
+    comparisons by document. A `samples` event follows if there are prompts.
     """
     since = time.perf_counter()
 
@@ -146,7 +146,7 @@ def _compute_fields(
         fields["clusters"] = {name: one.clusters for name, one in losses.items()}
     if data.probes:
         model = InferenceModel(engine)
-        fields["accuracy"] = multiple_choice_probes.compute_accuracy(model, data.probes)
+        fields |= multiple_choice_probes.evaluate_probes(model, data.probes)
     return fields
 
 
@@ -170,7 +170,12 @@ def format_evaluation(fields: Mapping[str, Any]) -> str:
     ]
     text = f"held-out bits per byte {', '.join(bits)}"
     if accuracy := fields.get("accuracy"):
-        text += f"; accuracy {', '.join(f'{name} {v:.3f}' for name, v in accuracy.items())}"
+        bits_per_byte = fields[answer_bits.METRIC]
+        probes = [
+            f"{name} {value:.3f} ({bits_per_byte[name]:.3f} bits per byte of the answers)"
+            for name, value in accuracy.items()
+        ]
+        text += f"; accuracy {', '.join(probes)}"
     if ema := fields.get("ema"):
         text += f"; moving average of the weights {ema['bits_per_byte']['mean']:.3f}"
     return text

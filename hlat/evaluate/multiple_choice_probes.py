@@ -7,12 +7,15 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
 import numpy as np
 
 from hlat.config.config_errors import ConfigError
 from hlat.config.run import Config
 from hlat.data.tokenizer import Tokenizer
+from hlat.evaluate import answer_bits
+from hlat.evaluate.answer_bits import compute_answer_bits
 from hlat.inference.inference_model import InferenceModel
 
 
@@ -25,11 +28,13 @@ class MultipleChoiceQuestion:
             or else EOS, and of the continuation, by choice.
         num_characters: Characters of each choice.
         answer: Index of the correct choice.
+        answer_text: Text of the correct choice.
     """
 
     choices: list[tuple[list[int], list[int]]]
     num_characters: list[int]
     answer: int
+    answer_text: str
 
 
 def load_probes(config: Config) -> dict[str, list[MultipleChoiceQuestion]]:
@@ -50,23 +55,25 @@ def load_probes(config: Config) -> dict[str, list[MultipleChoiceQuestion]]:
     }
 
 
-def compute_accuracy(
+def evaluate_probes(
     model: InferenceModel, probes: Mapping[str, Sequence[MultipleChoiceQuestion]]
-) -> dict[str, float]:
-    """Return the fraction of correct answers by probe.
+) -> dict[str, dict[str, float]]:
+    """Return `accuracy`, the fraction of correct answers, and `answer_bits_per_byte` by probe.
 
-    The answer is the choice with the highest log-probability per character, as acc_norm of
-    lm-evaluation-harness, so that long choices have no disadvantage.
+    The answer of the model is the choice with the highest log-probability per character, as
+    acc_norm of lm-evaluation-harness, so that long choices have no disadvantage.
     """
-    accuracy = {}
+    accuracy, bits_per_byte = {}, {}
     for name, questions in probes.items():
         scores = iter(model.score([pair for question in questions for pair in question.choices]))
-        num_correct = 0
+        num_correct, bits = 0, []
         for question in questions:
-            normalized = [next(scores)[0] / count for count in question.num_characters]
+            log_probs = [next(scores)[0] for _ in question.choices]
+            normalized = np.array(log_probs) / question.num_characters
             num_correct += int(np.argmax(normalized)) == question.answer
-        accuracy[name] = num_correct / len(questions)
-    return accuracy
+            bits.append(compute_answer_bits(log_probs[question.answer], question.answer_text))
+        accuracy[name], bits_per_byte[name] = num_correct / len(questions), fmean(bits)
+    return {"accuracy": accuracy, answer_bits.METRIC: bits_per_byte}
 
 
 def _load_questions(key: str, path: Path, tokenizer: Tokenizer) -> list[MultipleChoiceQuestion]:
@@ -109,4 +116,5 @@ def _parse_question(location: str, line: str, tokenizer: Tokenizer) -> MultipleC
     for ids in sequences:  # a token that spans the boundary belongs to the choice
         split = min(len(prefix), len(ids) - 1)
         pairs.append(([start, *ids[:split].tolist()], ids[split:].tolist()))
-    return MultipleChoiceQuestion(pairs, [len(choice) for choice in choices], answer)
+    num_characters = [len(choice) for choice in choices]
+    return MultipleChoiceQuestion(pairs, num_characters, answer, choices[answer])

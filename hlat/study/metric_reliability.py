@@ -50,15 +50,19 @@ class MetricReliability:
 
 
 def list_trajectories(record: RunRecord) -> dict[str, dict[int, float]]:
-    """Return the held-out bits per byte and the scores of a run by metric and step."""
+    """Return held-out bits per byte, probes and scores of a run by metric and step."""
     found: dict[str, dict[int, float]] = {}
+    evaluations, scores = record.evaluations, record.scores
     groups: tuple[tuple[str, str, Mapping[int, Row]], ...] = (
-        ("heldout_bits_per_byte", "bits_per_byte", record.evaluations),
-        ("scores", "scores", record.scores),
+        ("heldout_bits_per_byte", "bits_per_byte", _select_loop_rows(evaluations)),
+        ("accuracy", "accuracy", evaluations),
+        ("answer_bits_per_byte", "answer_bits_per_byte", evaluations),
+        ("scores", "scores", scores),
+        ("answer_bits_per_byte", "answer_bits_per_byte", scores),
     )
     for prefix, key, rows in groups:
         for step, row in rows.items():
-            for name, value in get_numbers(get_loop_row(row), key).items():
+            for name, value in get_numbers(row, key).items():
                 if math.isfinite(value):
                     metric = prefix if name == "mean" else f"{prefix}.{name}"
                     found.setdefault(metric, {})[step] = value
@@ -151,6 +155,10 @@ def _average_runs(
     steps = [set(run[metric]) for runs in points for run in runs]
     common = sorted(set.intersection(*steps) - {0}) if steps else []
     return {step: [fmean(run[metric][step] for run in runs) for runs in points] for step in common}
+
+
+def _select_loop_rows(rows: Mapping[int, Row]) -> dict[int, Row]:
+    return {step: get_loop_row(row) for step, row in rows.items()}
 
 
 def _get_first_step(result: MetricReliability) -> float:

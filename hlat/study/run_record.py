@@ -191,7 +191,7 @@ class RunRecord:
                 earlier = merged.get(row["step"], {})
                 scores = {
                     key: {**earlier.get(key, {}), **_get_dict(row, key)}
-                    for key in ("scores", "stderr")
+                    for key in ("scores", "stderr", "answer_bits_per_byte")
                 }
                 merged[row["step"]] = earlier | row | scores
         return dict(sorted(merged.items()))

@@ -17,7 +17,12 @@ from hlat.study.summary_tables import get_run_state
 from hlat.tracking.heldout_rows import get_loop_row
 from hlat.tracking.summary_metrics import compute_summary_metrics
 
-_EVALUATED_METRICS = {"heldout_bits_per_byte": "bits_per_byte", "scores": "scores"}
+_EVALUATED_METRICS = {
+    "heldout_bits_per_byte": "bits_per_byte",
+    "accuracy": "accuracy",
+    "answer_bits_per_byte": "answer_bits_per_byte",
+    "scores": "scores",
+}
 """Prefixes of metrics by source or task, and their fields in events."""
 
 

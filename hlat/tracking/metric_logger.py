@@ -111,7 +111,7 @@ def extract_event_scalars(row: Row) -> dict[str, float]:
     scalars: dict[str, float] = {}
     if row["event"] == "evaluate":
         for prefix, fields in (("eval", row), ("eval_ema", row.get("ema", {}))):
-            for metric in ("bits_per_byte", "loss", "accuracy"):
+            for metric in ("bits_per_byte", "loss", "accuracy", "answer_bits_per_byte"):
                 values = fields.get(metric, {}).items()
                 scalars |= {f"{prefix}/{name}/{metric}": value for name, value in values}
     elif row["event"] == "score":

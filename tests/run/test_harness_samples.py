@@ -1,6 +1,7 @@
 """Per-item output and results files equal those of lm-evaluation-harness."""
 
 import json
+import math
 import random
 from pathlib import Path
 from typing import Any
@@ -143,6 +144,17 @@ def written(model, manager, tmp_path_factory) -> Path:
     return path
 
 
+def compute_answer_bits(items: list[dict[str, Any]]) -> float:
+    """Return the mean bits per byte of the correct answers, from the files of the harness."""
+    bits = []
+    for item in items:
+        answer = int(item["target"])
+        text = item["arguments"][f"gen_args_{answer}"]["arg_1"]
+        log_likelihood = float(item["resps"][answer][0][0])
+        bits.append(-log_likelihood / math.log(2) / len(text.encode()))
+    return sum(bits) / len(bits)
+
+
 def load_items(directory: Path, task: str) -> list[dict[str, Any]]:
     [file] = directory.glob(f"samples_{task}_*.jsonl")
     return [json.loads(line) for line in file.read_text().splitlines()]
@@ -189,7 +201,8 @@ def test_scores_refer_to_the_files(written) -> None:
     hashes = load_results(written.parent / "scores_harness")["task_hashes"]
     assert tasks.keys() == {*NAMES}
     assert tasks["items_group"]["version"] == "1.0"
-    assert tasks["items_group"]["higher_is_better"] == {"acc": True, "acc_norm": True}
+    directions = {"acc": True, "acc_norm": True, "answer_bits_per_byte": False}
+    assert tasks["items_group"]["higher_is_better"] == directions
     subtasks = GROUP["task"]
     assert tasks["items_group"]["task_hashes"] == {name: hashes[name] for name in subtasks}
     for name, file in tasks["items_group"]["sample_files"].items():
@@ -232,3 +245,14 @@ def test_an_interrupted_write_leaves_no_file(model, manager, tmp_path, monkeypat
         evaluate.main(arguments)
     assert not path.exists()
     assert not [*(tmp_path / "scores_harness").glob("samples_*")]
+
+
+def test_answer_bits_per_byte(expected, written):
+    """Compare with the log-likelihoods of the harness's own model."""
+    items = [item for name in GROUP["task"] for item in load_items(expected, name)]
+    tasks = json.loads(written.read_text())["tasks"]
+    found = tasks["items_group"]["metrics"]["answer_bits_per_byte,none"]
+    assert found == pytest.approx(compute_answer_bits(items), rel=1e-5)
+    assert tasks["items_group"]["errors"]["answer_bits_per_byte,none"] > 0
+    for name in ("items_generate", "items_rolling"):
+        assert "answer_bits_per_byte,none" not in tasks[name]["metrics"]

@@ -60,12 +60,15 @@ def test_answer_has_the_highest_log_prob_per_character(read):
     probes = read(json.dumps(SUM), "", json.dumps(SUM | {"answer": 1}))
     assert [len(questions) for questions in probes.values()] == [2]
     log_probs = {"2 + 2 = 4": -3.0, "2 + 2 = 1000": -8.0}  # per character -1.5 and -1.6
-    assert multiple_choice_probes.compute_accuracy(FakeModel(log_probs), probes) == {"some": 0.5}
+    result = multiple_choice_probes.evaluate_probes(FakeModel(log_probs), probes)
+    assert result["accuracy"] == {"some": 0.5}
+    # " 4" has two bytes, " 1000" five
+    bits = (3.0 / 2 + 8.0 / 5) / math.log(2) / 2
+    assert result["answer_bits_per_byte"] == {"some": pytest.approx(bits, rel=1e-12)}
     log_probs = {"2 + 2 = 4": -3.0, "2 + 2 = 1000": -7.0}
     (questions,) = probes.values()
-    assert multiple_choice_probes.compute_accuracy(
-        FakeModel(log_probs), {"first": questions[:1]}
-    ) == {"first": 0.0}
+    result = multiple_choice_probes.evaluate_probes(FakeModel(log_probs), {"first": questions[:1]})
+    assert result["accuracy"] == {"first": 0.0}
 
 
 @pytest.mark.parametrize(("context", "choice"), [("a", "b"), ("wor", "ld"), ("é", "é")])
