@@ -22,6 +22,8 @@ _DIVERGED_HEIGHT = 0.97
 _MARK_DISTANCE = 0.05
 """Distance of the marks of two settings, as a fraction of the axis."""
 _MAX_TICKS = 4
+_CHARACTER_INCHES, _HANDLE_INCHES = 0.075, 0.5
+"""Width of a character and of the line in a legend with a font of 8 points."""
 
 
 def build_rate_figure(result: StudyResult) -> ReportFigure:
@@ -48,8 +50,7 @@ def build_rate_figure(result: StudyResult) -> ReportFigure:
             axes.set_ylabel(result.metric_label.partition(",")[0].replace("_", " "))
         for axes in grid[-1]:
             axes.set_xlabel(LR_KEY)
-        handles, labels = grid.flat[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside upper left", fontsize=8, ncols=3)
+        _draw_legend(figure, grid.flat[0])
         return figure
 
     caption = (
@@ -62,6 +63,28 @@ def build_rate_figure(result: StudyResult) -> ReportFigure:
         for _, one in lines
     ]
     return ReportFigure("rates", f"{title}; {'; '.join(texts)}.", draw, title, caption)
+
+
+def _draw_legend(figure: Figure, axes: Axes) -> None:
+    """Draw a legend that fits in the figure; a key that all labels begin with is its title."""
+    handles, labels = axes.get_legend_handles_labels()
+    keys = {label.partition("=")[0] for label in labels}
+    title = ""
+    if len(keys) == 1 and not any(" " in label for label in labels):
+        (title,) = keys
+        labels = [label.partition("=")[2] for label in labels]
+    label_width = _CHARACTER_INCHES * max(map(len, labels)) + _HANDLE_INCHES
+    num_columns = max(1, int(figure.get_figwidth() / label_width))
+    figure.legend(
+        handles,
+        labels,
+        loc="outside upper left",
+        title=title,
+        alignment="left",
+        fontsize=8,
+        title_fontsize=8,
+        ncols=num_columns,
+    )
 
 
 def _group_panels(result: StudyResult) -> dict[Point, list[tuple[str, LrTuning]]]:
