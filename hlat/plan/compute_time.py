@@ -4,14 +4,14 @@ Other operators, such as norms, activations and the softmax of the loss, are lim
 bandwidth. They transfer each activation of a layer several times, fewer if they are compiled.
 """
 
-from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from hlat.config.parallelism import ActivationCheckpointing
 from hlat.config.run import Config
 from hlat.distributed.mesh_coordinates import ParallelDegrees
 from hlat.model import decoder_spec
-from hlat.model.attention_spec import get_window
+from hlat.model.attention_spec import get_attention_spec, get_window
 from hlat.plan.achieved_speed import AchievedSpeed
 from hlat.plan.framework_traits import FrameworkTraits
 from hlat.plan.matmul_time import Matmul, MatmulSpeed, compute_matmul_time
@@ -55,7 +55,8 @@ def compute_stage_time(
     matmuls = _compute_head_time(config, mesh, speed) if stage.is_last else 0.0
     attention = 0.0
     for layer, count in stage.layers:
-        matmuls += count * _compute_layer_time(config, mesh, layer, speed, traits)
+        matrices = list_layer_matmuls(config, stage, layer)
+        matmuls += count * _compute_layer_time(config, matrices, speed, traits)
         attention += count * _compute_attention_time(config, mesh, layer, speed, traits)
     num_bytes = speed.passes * compute_activation_bytes(config, mesh, stage, traits)
     if stage.is_last:
@@ -65,24 +66,13 @@ def compute_stage_time(
     return ComputeTime(factor * matmuls, factor * attention, factor * num_bytes / speed.memory)
 
 
-def list_layer_matmuls(config: Config, mesh: ParallelDegrees, layer: int) -> list[Matmul]:
-    """Return the matmuls of the forward pass of a layer on one rank.
-
-    The canonical weights of a module parameter are one matmul, so replicated key/value heads count
-    on each rank. Experts are balanced: a local one computes its part of the tokens of all ep ranks.
-    """
-    num_tokens, counts = count_micro_batch_tokens(config), Counter[Matmul]()
-    for parameter in decoder_spec.list_layer_parameters(config.model, layer):
-        shapes = [spec.compute_local_shape(mesh.tp) for spec in parameter.specs]
-        if len(shapes[0]) != 2:
-            continue
-        num_rows = num_tokens
-        if parameter.expert is not None:
-            if not parameter.expert.is_local(mesh.ep, mesh.ep - 1):
-                continue
-            num_rows = max(1, round(num_tokens * mesh.ep * parameter.specs[0].token_fraction))
-        counts[Matmul(num_rows, shapes[0][1], sum(shape[0] for shape in shapes))] += 1
-    return [replace(matmul, count=count) for matmul, count in counts.items()]
+def list_layer_matmuls(config: Config, stage: PipelineStageShard, layer: int) -> list[Matmul]:
+    """Return the matmuls of a micro batch in the forward pass of a layer on one rank."""
+    matmuls, num_tokens = [], count_micro_batch_tokens(config)
+    for matrix, count in stage.matrices[layer].items():
+        num_rows = max(1, round(num_tokens * matrix.num_sources * matrix.token_fraction))
+        matmuls.append(Matmul(num_rows, matrix.num_inputs, matrix.num_outputs, count))
+    return matmuls
 
 
 def compute_activation_bytes(
@@ -123,11 +113,7 @@ def _compute_head_time(config: Config, mesh: ParallelDegrees, speed: AchievedSpe
 
 
 def _compute_layer_time(
-    config: Config,
-    mesh: ParallelDegrees,
-    layer: int,
-    speed: AchievedSpeed,
-    traits: FrameworkTraits,
+    config: Config, matmuls: Iterable[Matmul], speed: AchievedSpeed, traits: FrameworkTraits
 ) -> float:
     """Return the seconds of the matmuls of a layer, forward, backward and recomputed."""
     repeated = traits.recomputed_matmuls
@@ -137,7 +123,7 @@ def _compute_layer_time(
     is_float8 = traits.matmul_dtype is not None
     itemsize = 1 if is_float8 else get_itemsize(config.precision.compute_dtype)
     matmul_speed, seconds = _build_matmul_speed(speed, speed.layer_flops, itemsize), 0.0
-    for matmul in list_layer_matmuls(config, mesh, layer):
+    for matmul in matmuls:
         seconds += (1 + repeated) * compute_matmul_time(matmul, matmul_speed)
         seconds += sum(compute_matmul_time(one, matmul_speed) for one in matmul.gradients)
         if is_float8:
@@ -157,7 +143,8 @@ def _compute_attention_time(
 ) -> float:
     """Return the seconds of the scores and weighted values of a layer."""
     efficiency, length = speed.efficiency, config.batch.sequence_length * traits.context_parallel
-    scores = decoder_spec.compute_layer_flops(config.model, layer, length, mesh.tp).scores
+    attention = get_attention_spec(config.model)
+    scores = attention.compute_score_flops_per_token(config.model, layer, length) / mesh.tp
     is_recomputed = config.parallelism.activation_checkpointing is not ActivationCheckpointing.none
     flops = scores * (1 + efficiency.attention_backward + is_recomputed)
     num_keys = min(get_window(config.model, layer) or length, length)

@@ -5,8 +5,8 @@ compares them with measurements.
 """
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from hlat.config.engine import EngineBackend
 from hlat.config.parallelism import PipelineSchedule
@@ -82,14 +82,8 @@ def estimate_memory(config: Config) -> MemoryEstimate:
     With a single micro batch a step needs less: activations are freed as gradients are allocated.
     """
     mesh = compute_parallel_degrees(config.parallelism, config.num_processes)
-    stages = build_stage_shards(config.model, mesh)
-    activations = compute_activation_bytes(config, mesh)
-    # Of equal stages the first stores most activations
-    ranks = {stage: rank for rank, stage in reversed([*enumerate(stages)])}
-    estimates = (
-        _estimate_stage(config, mesh, rank, stage, activations) for stage, rank in ranks.items()
-    )
-    return max(estimates, key=lambda estimate: estimate.total)
+    states = estimate_states(config, mesh, build_stage_shards(config.model, mesh))
+    return estimate_peak(config, mesh, states, compute_activation_bytes(config, mesh))
 
 
 def get_device_memory_bytes(config: Config) -> float:
@@ -114,6 +108,44 @@ def compute_checkpoint_bytes(config: Config) -> int:
         spec.numel * weight_bytes + compute_parameter_state_bytes(precision, config.optimizer, spec)
         for spec in list_parameter_specs(config.model)
     )
+
+
+@dataclass(frozen=True)
+class StageState:
+    """Memory of a pipeline stage that does not depend on micro batches.
+
+    Attributes:
+        rank: First pipeline rank with an equal stage, which stores most activations of them.
+        stage: Shard of the stage.
+        memory: Estimate in which the terms of activations and buffers are 0.
+    """
+
+    rank: int
+    stage: PipelineStageShard
+    memory: MemoryEstimate
+
+
+def estimate_states(
+    config: Config, mesh: ParallelDegrees, stages: Sequence[PipelineStageShard]
+) -> list[StageState]:
+    """Return the memory of each distinct stage that does not depend on micro batches."""
+    ranks = {stage: rank for rank, stage in reversed([*enumerate(stages)])}
+    return [
+        StageState(rank, stage, _estimate_state(config, mesh, stage))
+        for stage, rank in ranks.items()
+    ]
+
+
+def estimate_peak(
+    config: Config,
+    mesh: ParallelDegrees,
+    states: Iterable[StageState],
+    activations: "ActivationBytes",
+) -> MemoryEstimate:
+    """Return the memory of the fullest stage."""
+    terms = [(_estimate_activation_terms(config, mesh, one, activations), one) for one in states]
+    fullest, state = max(terms, key=lambda pair: sum(pair[0].values()) + pair[1].memory.total)
+    return replace(state.memory, **fullest)
 
 
 @dataclass(frozen=True)
@@ -169,12 +201,25 @@ def _is_nxd(config: Config) -> bool:
     return get_planned_engine(config) is EngineBackend.nxd
 
 
-def _estimate_stage(
-    config: Config,
-    mesh: ParallelDegrees,
-    rank: int,
-    stage: PipelineStageShard,
-    activations: ActivationBytes,
+def _estimate_activation_terms(
+    config: Config, mesh: ParallelDegrees, state: StageState, activations: ActivationBytes
+) -> dict[str, float]:
+    """Return the terms that depend on the micro batches in flight."""
+    stage = state.stage
+    logits = activations.logits if stage.is_last else 0.0
+    saved = sum(count * activations.saved[layer] for layer, count in stage.layers)
+    temporary = max(activations.temporary[layer] for layer, _ in stage.layers)
+    return {
+        "activations": count_micro_batches_in_flight(config, mesh, state.rank)
+        * (saved + activations.shared),
+        "logits": logits,
+        "working": max(0.0, temporary - logits),
+        "collectives": _estimate_collective_buffer_bytes(config, mesh, stage),
+    }
+
+
+def _estimate_state(
+    config: Config, mesh: ParallelDegrees, stage: PipelineStageShard
 ) -> MemoryEstimate:
     optimizer = get_optimizer_spec(config.optimizer.name)
     bytes_per_parameter = compute_bytes_per_parameter(config.precision, optimizer)
@@ -186,9 +231,6 @@ def _estimate_stage(
     # Master weights, if any, can be the sharded copy of the gathered weights
     has_sharded_copy = zero > 1 and config.precision.master_weight_dtype is None
     updated_numel = shard_numel if zero else numel
-    logits = activations.logits if stage.is_last else 0.0
-    saved = sum(count * activations.saved[layer] for layer, count in stage.layers)
-    temporary = max(activations.temporary[layer] for layer, _ in stage.layers)
     gradient_numel = float(numel if _is_nxd(config) else stage.largest_numel)
     is_snapshot_on_device = config.hardware.memory_gib is None and config.checkpoint.asynchronous
     state_bytes = stage.compute_state_bytes(config, mesh)
@@ -201,11 +243,10 @@ def _estimate_stage(
         accumulation=(shard_numel if zero > 1 else numel) * bytes_per_parameter.gradients,
         master_weights=updated_numel * master_bytes,
         optimizer_state=state_bytes,
-        activations=count_micro_batches_in_flight(config, mesh, rank)
-        * (saved + activations.shared),
-        logits=logits,
-        working=max(0.0, temporary - logits),
-        collectives=_estimate_collective_buffer_bytes(config, mesh, stage, zero),
+        activations=0.0,
+        logits=0.0,
+        working=0.0,
+        collectives=0.0,
         saving=saved_bytes if is_snapshot_on_device else 0.0,
         process=_estimate_process_bytes(config, mesh),
         reserve=RESERVED_MEMORY_GIB.get(config.hardware.name, 0.0) * 2**30,
@@ -222,7 +263,7 @@ def _estimate_process_bytes(config: Config, mesh: ParallelDegrees) -> float:
 
 
 def _estimate_collective_buffer_bytes(
-    config: Config, mesh: ParallelDegrees, stage: PipelineStageShard, zero: int
+    config: Config, mesh: ParallelDegrees, stage: PipelineStageShard
 ) -> float:
     """Return the bytes of send and receive buffers.
 
@@ -230,6 +271,7 @@ def _estimate_collective_buffer_bytes(
     buckets; FSDP2 sends those of a layer during the computation of the next.
     """
     precision, hidden = config.precision, compute_hidden_bytes(config)
+    zero = config.parallelism.zero if mesh.dp > 1 else 0
     buffers = 2.0 * hidden if mesh.tp > 1 else 0.0
     if zero == 1 and _is_nxd(config):
         buffers += 2 * _NXD_BUCKET_BYTES

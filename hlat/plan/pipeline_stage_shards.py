@@ -1,8 +1,9 @@
 """Parameter counts of one rank of each pipeline stage, and settings of its execution."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 
 from hlat.config.model import ModelConfig
 from hlat.config.precision import Fp32Operator
@@ -22,6 +23,23 @@ from hlat.precision.precision_bytes import (
 
 
 @dataclass(frozen=True)
+class LocalMatrix:
+    """Equal matrices of a layer on one rank, each of which is a matmul of the forward pass.
+
+    Attributes:
+        num_inputs: Columns.
+        num_outputs: Rows.
+        num_sources: Number of ranks with tokens that it is applied to.
+        token_fraction: Fraction of their tokens that it is applied to.
+    """
+
+    num_inputs: int
+    num_outputs: int
+    num_sources: int = 1
+    token_fraction: float = 1.0
+
+
+@dataclass(frozen=True)
 class PipelineStageShard:
     """One tensor-parallel rank's shard of a pipeline stage.
 
@@ -37,6 +55,7 @@ class PipelineStageShard:
         is_last: True for the stage with the output.
         expert_numels_by_role: Weights of experts by role, which are included in the others.
         num_expert_layers: Layers with experts.
+        matrices: Matrices and their count, by the first layer of each kind.
     """
 
     layers: tuple[tuple[int, int], ...]
@@ -50,24 +69,25 @@ class PipelineStageShard:
     is_last: bool
     expert_numels_by_role: tuple[tuple[ParameterRole, int], ...] = ()
     num_expert_layers: int = 0
+    matrices: Mapping[int, Mapping[LocalMatrix, int]] = field(default_factory=dict, compare=False)
 
     @property
     def num_layers(self) -> int:
         """Number of layers."""
         return len(self.layer_numels)
 
-    @property
+    @cached_property
     def numel(self) -> int:
         """Total number of weights."""
         return sum(self.layer_numels) + self.non_layer_numel
 
-    @property
+    @cached_property
     def largest_pair_numel(self) -> int:
         """Weights of the largest two consecutive layers."""
         following = (*self.layer_numels[1:], 0)
         return max(map(sum, zip(self.layer_numels, following, strict=True)))
 
-    @property
+    @cached_property
     def expert_numel(self) -> int:
         """Number of weights of experts."""
         return sum(numel for _, numel in self.expert_numels_by_role)
@@ -120,49 +140,65 @@ class PipelineStageShard:
 
 def build_stage_shards(model: ModelConfig, mesh: ParallelDegrees) -> list[PipelineStageShard]:
     """Return the shard of each rank along the pipeline."""
+    return split_into_stages(model, mesh, build_layer_shards(model, mesh))
+
+
+def build_layer_shards(model: ModelConfig, mesh: ParallelDegrees) -> "list[LayerShard]":
+    """Return a rank's shard of each layer, which depends on tp and ep only."""
     kinds = decoder_spec.group_layers(model)
-    layers = {kind: _LayerShard(model, kind, mesh) for kind in set(kinds)}
+    shards = {kind: LayerShard(model, kind, mesh) for kind in set(kinds)}
+    return [shards[kind] for kind in kinds]
+
+
+def split_into_stages(
+    model: ModelConfig, mesh: ParallelDegrees, layers: "Sequence[LayerShard]"
+) -> list[PipelineStageShard]:
+    """Return the shard of each rank along the pipeline, given those of the layers."""
     non_layer: list[list[ModuleParameter]] = [[] for _ in range(mesh.pp)]
     non_layer[0] += decoder_spec.list_input_parameters(model)
     non_layer[-1] += decoder_spec.list_output_parameters(model)
     if mesh.pp > 1:
         non_layer[-1] += decoder_spec.list_copied_parameters(model)
-    num_matrices = sum(layers[kind].num_matrix_elements for kind in kinds)
+    num_matrices = sum(layer.num_matrix_elements for layer in layers)
     shards = []
     for rank, stage in enumerate(assign_layers_to_stages(model.num_layers, mesh.pp)):
-        stage_kinds = kinds[stage.start : stage.stop]
-        stage_layers = [layers[kind] for kind in stage_kinds]
+        stage_layers = layers[stage.start : stage.stop]
+        counts = Counter(stage_layers)
         others = _count_local_elements(non_layer[rank], mesh)
         roles, experts = _count_elements_by_role(non_layer[rank], mesh), Counter[ParameterRole]()
-        for kind, count in Counter(stage_kinds).items():
-            for role, numel in layers[kind].numels_by_role.items():
+        for layer, count in counts.items():
+            for role, numel in layer.numels_by_role.items():
                 roles[role] += count * numel
-            for role, numel in layers[kind].expert_numels_by_role.items():
+            for role, numel in layer.expert_numels_by_role.items():
                 experts[role] += count * numel
         shards.append(
             PipelineStageShard(
-                layers=tuple(Counter(stage_kinds).items()),
-                layer_numels=tuple(sum(layer.numels) for layer in stage_layers),
+                layers=tuple((layer.kind, count) for layer, count in counts.items()),
+                layer_numels=tuple(layer.numel for layer in stage_layers),
                 num_regions=sum(layer.num_regions for layer in stage_layers),
                 matrix_share=sum(layer.num_matrix_elements for layer in stage_layers)
                 / num_matrices,
                 non_layer_numel=sum(others),
                 numels_by_role=tuple((role, roles[role]) for role in ParameterRole),
-                largest_numel=max([*others, *(max(layer.numels) for layer in stage_layers)]),
+                largest_numel=max([*others, *(layer.largest_numel for layer in counts)]),
                 is_first=rank == 0,
                 is_last=rank == mesh.pp - 1,
                 expert_numels_by_role=tuple(experts.items()),
                 num_expert_layers=sum(bool(layer.expert_numels_by_role) for layer in stage_layers),
+                matrices={layer.kind: layer.matrices for layer in counts},
             )
         )
     return shards
 
 
-class _LayerShard:
+class LayerShard:
     """One tensor-parallel rank's shard of a layer.
 
     Attributes:
-        numels: Weights of each parameter.
+        kind: First layer of the same kind.
+        numel: Weights.
+        largest_numel: Weights of the largest parameter.
+        matrices: Matrices and their count.
         numels_by_role: Weights by role.
         num_regions: Tensor-parallel regions.
         num_matrix_elements: Weights of the unsharded matrices.
@@ -171,7 +207,9 @@ class _LayerShard:
 
     def __init__(self, model: ModelConfig, layer: int, mesh: ParallelDegrees) -> None:
         parameters = decoder_spec.list_layer_parameters(model, layer)
-        self.numels = _count_local_elements(parameters, mesh)
+        numels = _count_local_elements(parameters, mesh)
+        self.kind, self.numel, self.largest_numel = layer, sum(numels), max(numels)
+        self.matrices = _count_local_matrices(parameters, mesh)
         self.numels_by_role = _count_elements_by_role(parameters, mesh)
         experts = [one for one in parameters if one.expert is not None]
         self.expert_numels_by_role = _count_elements_by_role(experts, mesh)
@@ -223,6 +261,23 @@ def _count_local_elements(
         sum(spec.compute_local_numel(mesh.tp) for spec in parameter.specs)
         for parameter in _iter_local(parameters, mesh)
     ]
+
+
+def _count_local_matrices(
+    parameters: Iterable[ModuleParameter], mesh: ParallelDegrees
+) -> Mapping[LocalMatrix, int]:
+    """Return the number of matmuls of the forward pass with equal shapes.
+
+    The canonical weights of a module parameter are one matmul, so replicated key/value heads count
+    on each rank. Experts are balanced: a local one computes its part of the tokens of all ep ranks.
+    """
+    counts = Counter[LocalMatrix]()
+    for parameter in _iter_local(parameters, mesh):
+        shapes = [spec.compute_local_shape(mesh.tp) for spec in parameter.specs]
+        if len(shapes[0]) == 2:
+            tokens = (mesh.ep, parameter.specs[0].token_fraction) if parameter.expert else (1, 1.0)
+            counts[LocalMatrix(shapes[0][1], sum(shape[0] for shape in shapes), *tokens)] += 1
+    return counts
 
 
 def _iter_local(

@@ -10,7 +10,9 @@ Sources: Megatron-LM, arXiv 2104.04473, section 2.2 (bubble); zero bubble, 2401.
 2304.11277, section 3.3 (overlap).
 """
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from hlat.config import mfu
 from hlat.config.config_errors import ConfigError
@@ -67,18 +69,17 @@ class StepTime:
 
 
 @dataclass(frozen=True)
-class _StageTime:
-    """Seconds of a pipeline stage for one micro batch."""
+class StageTime:
+    """Seconds of a pipeline stage for one micro batch, without sends."""
 
     compute: ComputeTime
     tensor_parallel: float
     expert_parallel: float
-    sends: float
 
-    @property
+    @cached_property
     def total(self) -> float:
         """Seconds of all parts."""
-        return self.compute.total + self.tensor_parallel + self.expert_parallel + self.sends
+        return self.compute.total + self.tensor_parallel + self.expert_parallel
 
 
 def predict_step_time(config: Config) -> StepTime:
@@ -109,12 +110,48 @@ def compute_step_time(
     """Return the time of a step at a speed."""
     mesh = compute_parallel_degrees(config.parallelism, config.num_processes)
     stages = build_stage_shards(config.model, mesh)
+    times = compute_stage_times(config, mesh, stages, speed, traits)
+    largest = find_largest_stage(stages)
+    update_s = compute_optimizer_time(config, mesh, largest, speed)
+    return add_times(config, mesh, times, largest, update_s, speed, traits)
+
+
+def find_largest_stage(stages: Iterable[PipelineStageShard]) -> PipelineStageShard:
+    """Return the stage with the most weights."""
+    return max(stages, key=lambda stage: stage.numel)
+
+
+def compute_stage_times(
+    config: Config,
+    mesh: ParallelDegrees,
+    stages: Sequence[PipelineStageShard],
+    speed: AchievedSpeed,
+    traits: FrameworkTraits,
+) -> list[StageTime]:
+    """Return the time of each stage for one micro batch.
+
+    It does not depend on ZeRO stage and pipeline schedule.
+    """
     times = {stage: _compute_stage_time(config, mesh, stage, speed, traits) for stage in {*stages}}
-    slots = [times[stage].total for stage in stages]
-    slowest = times[stages[slots.index(max(slots))]]
+    return [times[stage] for stage in stages]
+
+
+def add_times(
+    config: Config,
+    mesh: ParallelDegrees,
+    times: Sequence[StageTime],
+    largest: PipelineStageShard,
+    update_s: float,
+    speed: AchievedSpeed,
+    traits: FrameworkTraits,
+) -> StepTime:
+    """Return the time of a step, given those of the stages and of the update of the largest one."""
+    sends = communication_time.compute_pipeline_time(config, mesh, speed)
+    slots = [time.total + sends for time in times]
+    longest = max(slots)
+    slowest = times[slots.index(longest)]
     num_micro_batches, layout = config.num_micro_batches, config.parallelism
     bubble = _BUBBLE_FRACTION.get(layout.pipeline_schedule, 1.0) / layout.stages_per_rank
-    largest = max(stages, key=lambda stage: stage.numel)
     reduction = communication_time.compute_data_parallel_time(config, mesh, largest, speed, traits)
     hidden = _compute_overlap(config, reduction, slowest, speed)
     if mesh.dp > 1:
@@ -124,10 +161,10 @@ def compute_step_time(
         attention=num_micro_batches * slowest.compute.attention,
         elementwise=num_micro_batches * slowest.compute.elementwise,
         tensor_parallel=num_micro_batches * slowest.tensor_parallel,
-        sends=num_micro_batches * slowest.sends,
-        bubble=(sum(slots) - slowest.total) * bubble,
+        sends=num_micro_batches * sends,
+        bubble=(sum(slots) - longest) * bubble,
         reduction=reduction - hidden,
-        optimizer=_compute_optimizer_time(config, mesh, largest, speed),
+        optimizer=update_s,
         hidden=hidden,
         expert_parallel=num_micro_batches * slowest.expert_parallel,
     )
@@ -139,20 +176,19 @@ def _compute_stage_time(
     stage: PipelineStageShard,
     speed: AchievedSpeed,
     traits: FrameworkTraits,
-) -> _StageTime:
+) -> StageTime:
     tensor = communication_time.compute_tensor_parallel_time(config, mesh, stage, speed)
     tensor *= traits.tensor_parallel_volume * (1 - traits.tensor_parallel_overlap)
     context = communication_time.compute_context_parallel_time(config, mesh, stage, speed, traits)
-    return _StageTime(
+    return StageTime(
         compute=compute_stage_time(config, mesh, stage, speed, traits),
         tensor_parallel=tensor + context,
         expert_parallel=communication_time.compute_expert_parallel_time(config, mesh, stage, speed),
-        sends=communication_time.compute_pipeline_time(config, mesh, speed),
     )
 
 
 def _compute_overlap(
-    config: Config, reduction: float, slowest: _StageTime, speed: AchievedSpeed
+    config: Config, reduction: float, slowest: StageTime, speed: AchievedSpeed
 ) -> float:
     """Return the seconds of data-parallel collectives that overlap with computation.
 
@@ -169,7 +205,7 @@ def _compute_overlap(
     return speed.efficiency.overlap * min(reduction, compute)
 
 
-def _compute_optimizer_time(
+def compute_optimizer_time(
     config: Config, mesh: ParallelDegrees, stage: PipelineStageShard, speed: AchievedSpeed
 ) -> float:
     """Return the seconds of the update of a rank's weights."""

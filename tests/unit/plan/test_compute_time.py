@@ -34,6 +34,10 @@ def _build_first(config):
     return mesh, build_stage_shards(config.model, mesh)[0]
 
 
+def _list_matmuls(config, mesh):
+    return list_layer_matmuls(config, build_stage_shards(config.model, mesh)[0], 0)
+
+
 def _count_flops(config):
     return count_flops(config, *_build_first(config))
 
@@ -66,7 +70,7 @@ def test_replicated_heads_are_computed_on_each_rank(config):
 def test_matmuls_of_a_layer_join_weights_with_the_same_input(config):
     run = config("model=llama3_8b", "parallelism.tp=2", "batch.micro_batch_size=1")
     rows = run.batch.sequence_length
-    assert list_layer_matmuls(run, ParallelDegrees(tp=2), 0) == [
+    assert _list_matmuls(run, ParallelDegrees(tp=2)) == [
         Matmul(rows, 4096, 16 * 128 + 2 * 4 * 128),
         Matmul(rows, 2048, 4096),
         Matmul(rows, 4096, 14336),
@@ -78,7 +82,7 @@ def test_matmuls_of_experts_have_the_tokens_of_all_ranks(config):
     """Two of eight experts are local; each has a quarter of the tokens of four ranks."""
     run = config("model=mixtral_8x7b", "batch.micro_batch_size=1")
     rows = run.batch.sequence_length
-    found = list_layer_matmuls(run, ParallelDegrees(dp=4, ep=4), 0)
+    found = _list_matmuls(run, ParallelDegrees(dp=4, ep=4))
     assert found[2:] == [
         Matmul(rows, 4096, 8),
         Matmul(rows, 4096, 2 * 14336, 2),
@@ -142,7 +146,7 @@ def test_traits_of_frameworks_change_the_time(config):
     slower = _evaluate(run, FrameworkTraits(compute_factor=1.5), speed)
     assert slower.total == pytest.approx(1.5 * one.total)
     repeated = _evaluate(run, FrameworkTraits(recomputed_matmuls=0.5), speed)
-    matmuls = list_layer_matmuls(run, ParallelDegrees(), 0)
+    matmuls = _list_matmuls(run, ParallelDegrees())
     layers = sum(one.flops for one in matmuls) * 32
     assert repeated.matmuls - one.matmuls == pytest.approx(layers / 2 / 2)
     converted = _evaluate(run, FrameworkTraits(matmul_dtype="fp8"), speed)

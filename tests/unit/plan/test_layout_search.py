@@ -1,8 +1,16 @@
 """Search of layouts: each valid one once, with the estimates of a single plan."""
 
+from dataclasses import replace
+from itertools import product
+
 import pytest
 from omegaconf import OmegaConf
 
+from hlat.config.parallelism import (
+    ActivationCheckpointing,
+    ParallelismConfig,
+    PipelineSchedule,
+)
 from hlat.config.resolve import resolve_config
 from hlat.plan.layout_search import (
     LayoutCandidate,
@@ -40,6 +48,45 @@ def test_found_layouts_are_valid_with_the_estimates_of_the_planner(compose, conf
     for one in result[::90]:
         resolved = resolve_config(compose(*args, *one.overrides))
         assert not find_layout_problems(resolved)
+        assert one.memory == estimate_memory(resolved)
+        assert one.step_s == predict_step_time(resolved).total
+
+
+def test_search_finds_every_valid_layout(config):
+    """Compare with all combinations of the settings on four processes."""
+    run = config("parallelism.dp=4", "model.num_layers=8", "precision=bf16")
+    expected = set()
+    sizes, degrees = (1, 2, 4, 8, 16), (1, 2, 4)
+    schedules = [*product(PipelineSchedule, (1, 2, 3, 4, 8))]
+    for tp, pp, zero, mode, size in product(
+        degrees, degrees, range(4), ActivationCheckpointing, sizes
+    ):
+        for schedule, stages in schedules:
+            is_equal_size = 8 % (pp * stages) == 0
+            is_single = schedule is PipelineSchedule.one_f_one_b
+            dp = 4 // (tp * pp)
+            if dp == 0 or not is_equal_size or is_single != (stages == 1) or (dp == 1 and zero):
+                continue
+            layout = ParallelismConfig(
+                tp, pp, dp, 1, tp > 1, zero, schedule, stages, activation_checkpointing=mode
+            )
+            batch = replace(run.batch, micro_batch_size=size)
+            if not find_layout_problems(replace(run, parallelism=layout, batch=batch)):
+                expected.add((*vars(layout).values(), size))
+    found = search_layouts(run)
+    keys = [(*vars(one.config.parallelism).values(), one.config.micro_batch_size) for one in found]
+    assert set(keys) == expected
+    assert len(keys) == len(expected)
+    assert {one.config.parallelism.pipeline_schedule for one in found} == set(PipelineSchedule)
+
+
+def test_costs_of_pipeline_schedules_are_those_of_a_single_plan(compose, config):
+    args = ("model=llama_tiny", "hardware=a100_p4d", "precision=bf16", "model.num_layers=8")
+    found = search_layouts(config(*args))
+    several = [one for one in found if one.config.parallelism.stages_per_rank > 1]
+    assert len(several) > 20
+    for one in several[::7]:
+        resolved = resolve_config(compose(*args, *one.overrides))
         assert one.memory == estimate_memory(resolved)
         assert one.step_s == predict_step_time(resolved).total
 
