@@ -7,12 +7,10 @@ Three actions plan something else, each with a function of its own in `_ACTIONS`
 import argparse
 import difflib
 import json
-import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hlat.config.argument_parser import (
@@ -61,17 +59,6 @@ is planned too, with constants that are not fitted to the figure: docs/planning.
 example:
   hlat plan cost figure=figures/cost.png"""
 
-_FROM_NXDT_EXAMPLES = """\
-Print the command that trains the same model, the settings that the file does not have, and every
-other key of the file with the reason why it is not translated. The sizes of an hf model are read
-from the config.json that the file names, at its path or beside the file. Interpolations in either
-file are not resolved. The exit code is 2 if hlat train would reject the command.
-
-example:
-  hlat plan from_nxdt=hf_llama3_8B_config.yaml
-
-docs/nxdt.md lists the keys."""
-
 _NUM_NEAREST = 3
 
 
@@ -114,11 +101,16 @@ def _run_plan(argv: Sequence[str]) -> int:
         raise ConfigError(f"figure={arguments.figure} shows one layout; remove search=true")
     if arguments.mfu is not None and (arguments.search or _is_sweep(arguments.overrides)):
         raise ConfigError(f"mfu={arguments.mfu:g} is for the plan of one layout; remove it")
+    return _run_configured_plan(arguments)
+
+
+def _run_configured_plan(arguments: argparse.Namespace) -> int:
+    """Plan the run or study of the overrides."""
     if _is_sweep(arguments.overrides):
         return _plan_study(arguments)
     config, problems = _load_config(arguments.overrides)
     if arguments.search:
-        return _print_ranking(config, arguments)
+        return _print_search(config, problems, arguments)
     return _print_plan(config, problems, arguments)
 
 
@@ -233,18 +225,18 @@ def _build_plan_figure(config: "Config", plan: "RunForecast") -> "ReportFigure":
     return plan_figure.build_plan_figure(config, plan)
 
 
-def _print_ranking(config: "Config", arguments: argparse.Namespace) -> ExitCode:
-    """Print all valid layouts, best first."""
-    from hlat.plan import plan_text
-    from hlat.plan.layout_search import count_equal_layouts, search_layouts
+def _print_search(
+    config: "Config", problems: Sequence[str], arguments: argparse.Namespace
+) -> ExitCode:
+    """Print the best layouts, and why the configured one is not the first."""
+    from hlat.plan import search_text
+    from hlat.plan.configured_layout import explain_configured
+    from hlat.plan.layout_search import search_layouts
 
     layouts = search_layouts(config)
-    num_equal = count_equal_layouts(layouts)
-    summaries = [
-        {**plan_text.summarize_layout(layout), "equal_to_first": rank < num_equal}
-        for rank, layout in enumerate(layouts)
-    ]
-    _print_result(arguments, summaries, plan_text.format_ranking(config, layouts))
+    own = explain_configured(config, problems, layouts)
+    summary = search_text.summarize_search(layouts, own)
+    _print_result(arguments, summary, search_text.format_search(config, layouts, own))
     return ExitCode.FINISHED if any(layout.fits for layout in layouts) else ExitCode.CONFIGURATION
 
 
@@ -319,63 +311,9 @@ def _run_cost(argv: Sequence[str]) -> int:
 
 def _run_from_nxdt(argv: Sequence[str]) -> int:
     """Translate a configuration of NxDT."""
-    parser = CommandLineParser(
-        "plan from_nxdt",
-        "Translate a configuration of NeuronX Distributed Training to overrides of hlat.",
-        _FROM_NXDT_EXAMPLES,
-    )
-    parser.add_argument("file", type=Path, metavar="FILE.yaml", help="the configuration")
-    file = parser.parse(argv).file
-    from hlat.config.compose import load_model_presets
-    from hlat.config.untrusted_files import format_value, load_untrusted_yaml
-    from hlat.plan.nxdt.nxdt_config import parse_nxdt_config
-    from hlat.plan.nxdt.nxdt_translation import (
-        PLACEHOLDERS,
-        format_overrides,
-        format_translation,
-        translate_nxdt_config,
-    )
+    from hlat.plan.nxdt.nxdt_command import run_from_nxdt
 
-    tree = load_untrusted_yaml(file)
-    try:
-        run = parse_nxdt_config(tree)
-    except ConfigError as error:
-        raise ConfigError(f"{format_value(file, 200)} {error}") from error
-    if run.is_hf:
-        run = parse_nxdt_config(tree, _load_model_config(file, run.get("model.model_config")))
-    translation = translate_nxdt_config(run, load_model_presets())
-    overrides = format_overrides(translation.overrides, translation.unset, PLACEHOLDERS)
-    refused = _find_problems(overrides)
-    print("\n".join(format_translation(file.name, translation, refused)))
-    return ExitCode.CONFIGURATION if refused else ExitCode.FINISHED
-
-
-def _load_model_config(yaml_path: Path, model_config_path: Any) -> Any:
-    """Return the content of the config.json of an hf model, or None if it does not exist."""
-    from hlat.config.untrusted_files import load_untrusted_json
-
-    if not isinstance(model_config_path, str):
-        return None
-    candidates = [Path(model_config_path), yaml_path.parent / Path(model_config_path).name]
-    for path in filter(os.path.exists, candidates):  # unlike Path.exists, accepts any name
-        content = load_untrusted_json(path)
-        if not isinstance(content, dict):
-            raise ConfigError(f"{path} cannot be read: it is not a JSON object")
-        return content
-    return None
-
-
-def _find_problems(overrides: Sequence[str]) -> Sequence[str]:
-    """Return the problems for which hlat train would reject these overrides."""
-    from hlat.config.compose import compose_config
-    from hlat.config.resolve import resolve_config
-    from hlat.plan.feasibility import validate_feasibility
-
-    try:
-        validate_feasibility(resolve_config(compose_config(overrides)))
-    except ConfigError as error:
-        return error.problems
-    return ()
+    return run_from_nxdt(argv)
 
 
 _ACTIONS: dict[str, Callable[[Sequence[str]], int]] = {

@@ -7,6 +7,7 @@ from typing import Any
 
 from hlat.config.batch_steps import format_growth
 from hlat.config.mfu import compute_mfu, compute_peak_flops
+from hlat.config.parallelism import ParallelismConfig, PipelineSchedule
 from hlat.config.run import Config
 from hlat.distributed.mesh_coordinates import compute_parallel_degrees
 from hlat.figures.page_templates import render_text
@@ -21,8 +22,8 @@ from hlat.optim.optimizer_spec import get_optimizer_spec
 from hlat.optim.parametrization import compute_update_settings
 from hlat.plan.forecast import RunForecast
 from hlat.plan.hardware_efficiency import get_planned_engine, load_efficiencies
-from hlat.plan.layout_search import LayoutCandidate, count_equal_layouts
-from hlat.plan.memory_estimate import MemoryEstimate, get_device_memory_bytes
+from hlat.plan.layout_search import LayoutCandidate
+from hlat.plan.memory_estimate import MemoryEstimate
 from hlat.tracking.text_format import format_count, format_gib, format_short, format_table
 
 MEMORY_LABELS = {
@@ -51,7 +52,6 @@ TIME_LABELS = {
     "optimizer": "optimizer",
 }
 _TEMPLATES = Path(__file__).with_name("templates")
-_MAX_ROWS = 15
 _ROLE_HEADERS = ["role", "parameters", "initial std", "learning rate", "weight decay", "eps"]
 
 
@@ -190,7 +190,7 @@ def format_plan(config: Config, plan: RunForecast) -> list[str]:
     return render_text(
         _TEMPLATES / "plan.txt.j2",
         config=config,
-        headline=_format_headline(config),
+        headline=format_headline(config),
         mesh=compute_parallel_degrees(config.parallelism, config.num_processes),
         plan=plan,
         memory=memory | {"total": plan.memory.total},
@@ -199,7 +199,7 @@ def format_plan(config: Config, plan: RunForecast) -> list[str]:
             config.hardware, config.num_processes, config.precision.compute_dtype
         ),
         roles=format_role_settings(config),
-        notes=_list_notes(config, plan.assumed_mfu),
+        notes=list_notes(config, plan.assumed_mfu),
     )
 
 
@@ -218,56 +218,29 @@ def format_alternatives(layouts: Sequence[LayoutCandidate]) -> list[str]:
     """Return a table of the layouts that fit."""
     if not layouts:
         return ["", "no layout fits"]
-    table = _format_layouts(layouts)
-    return ["", "the nearest layouts that fit:", "", *table, "", _format_command(layouts[0])]
+    table = format_layouts(layouts)
+    return ["", "the nearest layouts that fit:", "", *table, "", format_command(layouts[0])]
 
 
-def format_ranking(config: Config, layouts: Sequence[LayoutCandidate]) -> list[str]:
-    """Return the result of a layout search, best layouts first."""
-    fitting = sum(one.fits for one in layouts)
-    lines = [
-        _format_headline(config),
-        f"{format_count(len(layouts))} valid layouts, {format_count(fitting)} fit",
+def format_layouts(
+    layouts: Sequence[LayoutCandidate], configured: LayoutCandidate | None = None
+) -> list[str]:
+    """Return a table of layouts, with a mark at the configured one."""
+    rows = [
+        summarize_layout(layout) | {"mfu": _compute_mfu(layout), "is_yours": layout is configured}
+        for layout in layouts
     ]
-    if not layouts:
-        return lines
-    has_times = layouts[0].step_s is not None
-    order = "by step time, fastest first:"
-    if not has_times:
-        order = (
-            f"not ranked by speed, since step times on {config.hardware.name} are unknown; least "
-            "memory first, which is often the slowest:"
-        )
-    lines += ["", order, ""]
-    lines += _format_layouts(layouts[:_MAX_ROWS])
-    if fitting and has_times:
-        lines += ["", *_format_equal_layouts(layouts), _format_command(layouts[0])]
-    elif not fitting:
-        least = min(layouts, key=lambda one: one.memory.total)
-        capacity = get_device_memory_bytes(least.config)
-        lines += ["", format_infeasible_plan(least.config, least.memory, capacity)]
-    notes = _list_notes(config)
-    return [*lines, "", *notes] if notes else lines
-
-
-def _format_layouts(layouts: Sequence[LayoutCandidate]) -> list[str]:
-    rows = [summarize_layout(layout) | {"mfu": _compute_mfu(layout)} for layout in layouts]
     return render_text(_TEMPLATES / "layouts.txt.j2", layouts=rows)
 
 
-def _format_command(layout: LayoutCandidate) -> str:
+def format_command(layout: LayoutCandidate, label: str = "the first:") -> str:
+    """Return the overrides of a layout after a label."""
     nodes = f"hardware.nodes={layout.config.hardware.nodes}"
-    return " ".join(["the first:", nodes, *layout.overrides])
+    return " ".join([label, nodes, *layout.overrides])
 
 
-def _format_equal_layouts(layouts: Sequence[LayoutCandidate]) -> list[str]:
-    """Return a line with the number of layouts that are as fast as the first one."""
-    if (count := count_equal_layouts(layouts)) < 2:
-        return []
-    return [f"the first {format_count(count)} are equal within the 80% intervals of their times"]
-
-
-def _format_headline(config: Config) -> str:
+def format_headline(config: Config) -> str:
+    """Return model, devices and batch of a run."""
     machine, count = config.hardware, config.num_processes
     nodes = "1 node" if machine.nodes == 1 else f"{format_count(machine.nodes)} nodes"
     devices = "1 device" if count == 1 else f"{format_count(count)} devices"
@@ -286,6 +259,8 @@ def _summarize_parallelism(config: Config) -> dict[str, Any]:
         "pp": mesh.pp,
         "dp": mesh.dp,
         "ep": mesh.ep,
+        "pipeline_schedule": layout.pipeline_schedule.value,
+        "stages_per_rank": layout.stages_per_rank,
         "micro_batch_size": config.micro_batch_size,
         "micro_batches": config.num_micro_batches,
         "activation_checkpointing": layout.activation_checkpointing.value,
@@ -298,13 +273,22 @@ def _format_layout_keys(config: Config) -> str:
     layout = config.parallelism
     ep = f"ep={layout.ep} " if layout.ep > 1 else ""
     return (
-        f"tp={layout.tp} pp={layout.pp} {ep}zero={layout.zero} "
+        f"tp={layout.tp} pp={layout.pp} {_format_stages(layout)}{ep}zero={layout.zero} "
         f"micro_batch_size={config.micro_batch_size} "
         f"activation_checkpointing={layout.activation_checkpointing.value}"
     )
 
 
-def _list_notes(config: Config, assumed_mfu: float | None = None) -> list[str]:
+def _format_stages(layout: ParallelismConfig) -> str:
+    """Return the pipeline schedule if it is not the default."""
+    if layout.pipeline_schedule is PipelineSchedule.one_f_one_b:
+        return ""
+    schedule = layout.pipeline_schedule.value
+    return f"pipeline_schedule={schedule} stages_per_rank={layout.stages_per_rank} "
+
+
+def list_notes(config: Config, assumed_mfu: float | None = None) -> list[str]:
+    """Return the sources of the constants, and what differs between the plan and the run."""
     notes = []
     constants = load_efficiencies().get(config.hardware.device or "")
     if assumed_mfu is not None:
