@@ -21,6 +21,11 @@ from hlat.config.argument_parser import (
     run_command,
 )
 from hlat.config.config_errors import ConfigError, ExitCode
+from hlat.plan.budget_settings import (
+    add_budget_settings,
+    plan_configured_budget,
+    validate_budget_settings,
+)
 
 if TYPE_CHECKING:
     from hlat.config.run import Config
@@ -37,6 +42,7 @@ actions:
 examples:
   hlat plan model=70b precision=mixed hardware=trn1_32xl hardware.nodes=4
   hlat plan model=70b precision=mixed hardware=trn1_32xl hardware.nodes=256 search=true
+  hlat plan model=llama3_8b hardware=h100_p5 budget_usd=50000 days=30
   hlat plan +sweep=beta2                      runs, cost and power of a study
   hlat plan failures nodes=256
   hlat plan from_nxdt=hf_llama3_8B_config.yaml
@@ -95,20 +101,28 @@ def _run_plan(argv: Sequence[str]) -> int:
     parser.add_argument("--search", action="store_true", help=search)
     mfu = "assume this fraction of the hardware's dense peak, such as 0.4, for time and price"
     parser.add_argument("--mfu", type=_parse_mfu, metavar="FRACTION", help=mfu)
+    add_budget_settings(parser)
     _add_output_settings(parser, "draw memory and step time (svg or png)")
     arguments = parser.parse(argv)
     if arguments.search and arguments.figure is not None:
         raise ConfigError(f"figure={arguments.figure} shows one layout; remove search=true")
     if arguments.mfu is not None and (arguments.search or _is_sweep(arguments.overrides)):
         raise ConfigError(f"mfu={arguments.mfu:g} is for the plan of one layout; remove it")
+    validate_budget_settings(arguments)
     return _run_configured_plan(arguments)
 
 
 def _run_configured_plan(arguments: argparse.Namespace) -> int:
-    """Plan the run or study of the overrides."""
+    """Plan the run, study or budget of the overrides."""
     if _is_sweep(arguments.overrides):
         return _plan_study(arguments)
     config, problems = _load_config(arguments.overrides)
+    if arguments.budget_usd is not None:
+        from hlat.plan.budget_text import format_budget, summarize_budget
+
+        budget = plan_configured_budget(config, arguments)
+        _print_result(arguments, summarize_budget(budget), format_budget(budget))
+        return ExitCode.FINISHED
     if arguments.search:
         return _print_search(config, problems, arguments)
     return _print_plan(config, problems, arguments)

@@ -136,7 +136,7 @@ def _forecast_throughput(config: Config, assumed_mfu: float | None) -> Throughpu
         predict = partial(step_time.assume_step_time, assumed_mfu=assumed_mfu)
     hardware, step = config.hardware, predict(config)
     if assumed_mfu is None:
-        (low, high), is_calibrated = _get_step_interval(config)
+        (low, high), is_calibrated = get_step_interval(config)
         interval = (low * step.total, high * step.total)
     rate = config.batch.tokens_per_step / step.total
     days = compute_run_seconds(config, predict) / 86400
@@ -157,7 +157,7 @@ def _forecast_throughput(config: Config, assumed_mfu: float | None) -> Throughpu
     )
 
 
-def _get_step_interval(config: Config) -> tuple[tuple[float, float], bool]:
+def get_step_interval(config: Config) -> tuple[tuple[float, float], bool]:
     """Return the interval relative to the predicted time, and True if it is calibrated.
 
     No fitted row has experts.
