@@ -47,7 +47,7 @@ def format_budget(plan: BudgetPlan) -> list[str]:
     best, optimum = plan.best, plan.optimum
     config = best.layout.config
     size = count_parameters(config.model)
-    limit = "" if plan.max_days is None else f" and {plan.max_days:g} days"
+    limit = "" if plan.max_days is None else f", {plan.max_days:g} days at most"
     low, high = plan.tokens_interval
     interval = "80% interval" if plan.is_calibrated else "range, not calibrated,"
     rows = [_build_row(option, size) for option in plan.options if option.is_efficient]

@@ -111,7 +111,24 @@ def compute_checkpoint_bytes(config: Config) -> int:
 
 
 @dataclass(frozen=True)
-class StageState:
+class ActivationBytes:
+    """Bytes of the activations of a rank for a micro batch.
+
+    Attributes:
+        saved: Saved by a layer for the backward pass, by the first layer of the same kind.
+        temporary: Allocated in the backward pass of a layer, by the same layers.
+        shared: Saved once for all layers.
+        logits: Logits of one chunk and the gradient of the head.
+    """
+
+    saved: Mapping[int, float]
+    temporary: Mapping[int, float]
+    shared: float
+    logits: float
+
+
+@dataclass(frozen=True)
+class PipelineStageMemory:
     """Memory of a pipeline stage that does not depend on micro batches.
 
     Attributes:
@@ -127,11 +144,11 @@ class StageState:
 
 def estimate_states(
     config: Config, mesh: ParallelDegrees, stages: Sequence[PipelineStageShard]
-) -> list[StageState]:
+) -> list[PipelineStageMemory]:
     """Return the memory of each distinct stage that does not depend on micro batches."""
     ranks = {stage: rank for rank, stage in reversed([*enumerate(stages)])}
     return [
-        StageState(rank, stage, _estimate_state(config, mesh, stage))
+        PipelineStageMemory(rank, stage, _estimate_state(config, mesh, stage))
         for stage, rank in ranks.items()
     ]
 
@@ -139,30 +156,13 @@ def estimate_states(
 def estimate_peak(
     config: Config,
     mesh: ParallelDegrees,
-    states: Iterable[StageState],
-    activations: "ActivationBytes",
+    states: Iterable[PipelineStageMemory],
+    activations: ActivationBytes,
 ) -> MemoryEstimate:
     """Return the memory of the fullest stage."""
     terms = [(_estimate_activation_terms(config, mesh, one, activations), one) for one in states]
     fullest, state = max(terms, key=lambda pair: sum(pair[0].values()) + pair[1].memory.total)
     return replace(state.memory, **fullest)
-
-
-@dataclass(frozen=True)
-class ActivationBytes:
-    """Bytes of the activations of a rank for a micro batch.
-
-    Attributes:
-        saved: Saved by a layer for the backward pass, by the first layer of the same kind.
-        temporary: Allocated in the backward pass of a layer, by the same layers.
-        shared: Saved once for all layers.
-        logits: Logits of one chunk and the gradient of the head.
-    """
-
-    saved: Mapping[int, float]
-    temporary: Mapping[int, float]
-    shared: float
-    logits: float
 
 
 def compute_activation_bytes(config: Config, mesh: ParallelDegrees) -> ActivationBytes:
@@ -202,7 +202,7 @@ def _is_nxd(config: Config) -> bool:
 
 
 def _estimate_activation_terms(
-    config: Config, mesh: ParallelDegrees, state: StageState, activations: ActivationBytes
+    config: Config, mesh: ParallelDegrees, state: PipelineStageMemory, activations: ActivationBytes
 ) -> dict[str, float]:
     """Return the terms that depend on the micro batches in flight."""
     stage = state.stage

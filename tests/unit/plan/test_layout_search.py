@@ -6,6 +6,7 @@ from itertools import product
 import pytest
 from omegaconf import OmegaConf
 
+from hlat.config.engine_capabilities import ENGINE_CAPABILITIES
 from hlat.config.parallelism import (
     ActivationCheckpointing,
     ParallelismConfig,
@@ -158,3 +159,12 @@ def test_layouts_are_equal_if_their_intervals_overlap(config):
     assert count(1.0) == 1
     assert count_equal_layouts([LayoutCandidate(run, memory, False, 1.0)]) == 0
     assert count_equal_layouts([LayoutCandidate(run, memory, True, None)]) == 0
+
+
+def test_layout_limits_do_not_read_the_micro_batch_size():
+    """The search evaluates them once for all micro batch sizes."""
+    for capabilities in ENGINE_CAPABILITIES.values():
+        for limit in capabilities.layout_limits:
+            refused = limit.refused if isinstance(limit.refused, list) else [limit.refused]
+            keys = {key for conditions in refused for key in conditions}
+            assert not any(key.startswith("batch.") for key in keys), limit.keys

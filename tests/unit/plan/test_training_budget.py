@@ -161,7 +161,7 @@ def test_output_of_a_budget(capsys):
     assert plan.main(arguments) == 0
     out = capsys.readouterr().out
     assert out.startswith("llama_tiny, ")
-    assert "$100 and 1 days, without failures\n" in out
+    assert "; $100, 1 days at most, without failures\n" in out
     assert "spot: $9.00 a node and hour, prices=\n" in out
     assert "on-demand: $21.96 a node and hour, EC2 on-demand, us-east-1" in out
     assert "compute-optimal for these" in out
