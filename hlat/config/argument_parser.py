@@ -233,9 +233,12 @@ class CommandLineParser(argparse.ArgumentParser):
             self.error(f"{word}: use {key}=true or {key}=false")
         return flag if value == "true" else None
 
+    def list_keys(self) -> list[str]:
+        """Return the keys of all settings."""
+        return [_format_key(action.option_strings[-1]) for action in self._get_settings()]
+
     def _suggest(self, flag: str) -> str:
-        key = _format_key(flag)
-        known = [_format_key(action.option_strings[-1]) for action in self._get_settings()]
+        key, known = _format_key(flag), self.list_keys()
         if near := difflib.get_close_matches(key, known, 1):
             return f"; did you mean {near[0]}=?"
         return f"; settings: {', '.join(f'{name}=' for name in known)}" if known else ""

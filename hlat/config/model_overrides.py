@@ -10,13 +10,13 @@ from hlat.config.model import ModelConfig
 from hlat.config.run_identity import INITIAL_WEIGHTS_DEFAULTS, flatten_model
 
 
-def format_model_overrides(model: ModelConfig) -> list[str]:
+def format_model_overrides(model: ModelConfig, preset: str | None = None) -> list[str]:
     """Return overrides of `hlat train` that configure a model, without its initial weights.
 
-    The preset is that of the model's name, or the default if no preset has this name.
+    Without a preset, it is that of the model's name, or the default if no preset has this name.
     """
     presets = load_model_presets()
-    name = model.name if model.name in presets else compose_config([]).model.name
+    name = preset or (model.name if model.name in presets else compose_config([]).model.name)
     defaults = flatten_model(parse_section(ModelConfig, presets[name]))
     return [
         f"model={name}",

@@ -7,10 +7,12 @@ Three actions plan something else, each with a function of its own in `_ACTIONS`
 import argparse
 import difflib
 import json
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hlat.config.argument_parser import (
@@ -43,6 +45,7 @@ examples:
   hlat plan model=70b precision=mixed hardware=trn1_32xl hardware.nodes=4
   hlat plan model=70b precision=mixed hardware=trn1_32xl hardware.nodes=256 search=true
   hlat plan model=llama3_8b hardware=h100_p5 budget_usd=50000 days=30
+  hlat plan config_json=Qwen3-8B/config.json hardware=h100_p5 search=true
   hlat plan +sweep=beta2                      runs, cost and power of a study
   hlat plan failures nodes=256
   hlat plan from_nxdt=hf_llama3_8B_config.yaml
@@ -96,11 +99,13 @@ def _run_plan(argv: Sequence[str]) -> int:
         takes_overrides=True,
     )
     parser.add_overrides("overrides of hlat train, or an action")
-    search = "list every valid layout of the model on these nodes, fastest first; on hardware "
-    search += "without calibrated constants unranked, those with the least memory first"
+    search = "search all valid layouts on these nodes: the fastest, and why the configured one is "
+    search += "not; on hardware without constants those with the least memory"
     parser.add_argument("--search", action="store_true", help=search)
     mfu = "assume this fraction of the hardware's dense peak, such as 0.4, for time and price"
     parser.add_argument("--mfu", type=_parse_mfu, metavar="FRACTION", help=mfu)
+    config_json = "plan the model of a Hugging Face config.json, instead of model="
+    parser.add_argument("--config-json", type=Path, metavar="FILE", help=config_json)
     add_budget_settings(parser)
     _add_output_settings(parser, "draw memory and step time (svg or png)")
     arguments = parser.parse(argv)
@@ -109,7 +114,29 @@ def _run_plan(argv: Sequence[str]) -> int:
     if arguments.mfu is not None and (arguments.search or _is_sweep(arguments.overrides)):
         raise ConfigError(f"mfu={arguments.mfu:g} is for the plan of one layout; remove it")
     validate_budget_settings(arguments)
-    return _run_configured_plan(arguments)
+    _validate_keys(parser, arguments.overrides)
+    if arguments.config_json is None:
+        return _run_configured_plan(arguments)
+    from hlat.plan.hugging_face_model import build_model_overrides
+
+    words = build_model_overrides(arguments.config_json, arguments.overrides)
+    arguments.overrides = [*words, *arguments.overrides]
+    code = _run_configured_plan(arguments)
+    if not arguments.json:
+        print(f"\nto train this model: hlat train {shlex.join(words)}")
+    return code
+
+
+def _validate_keys(parser: CommandLineParser, overrides: Sequence[str]) -> None:
+    """Raise ConfigError for a misspelled setting of the command, which is no key of a run."""
+    from hlat.config.run import Config
+
+    keys = {field.name for field in fields(Config)}
+    for word in overrides:
+        key, equals, _ = word.partition("=")
+        near = difflib.get_close_matches(key, parser.list_keys(), 1, cutoff=0.75)
+        if equals and near and key.isidentifier() and key not in keys:
+            raise ConfigError(f"{key}= is not a setting of hlat plan; did you mean {near[0]}=?")
 
 
 def _run_configured_plan(arguments: argparse.Namespace) -> int:
