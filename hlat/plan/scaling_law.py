@@ -9,6 +9,8 @@ from hlat.config.config_errors import ConfigError
 from hlat.config.untrusted_files import format_value, load_untrusted_json
 
 _CONSTANTS = ("E", "A", "alpha", "B", "beta")
+_MAX_LOG = 200.0
+"""Largest logarithm of a number of parameters or tokens, of either sign."""
 _FLOPS_KEY = "flops_per_parameter_and_token"
 
 
@@ -35,12 +37,17 @@ class ScalingLaw:
         """Return the parameters and tokens with the lowest loss for a compute budget.
 
         Source: Hoffmann et al., arXiv 2203.15556, equation 4.
+
+        Raises:
+            ConfigError: They are not finite numbers.
         """
-        product = flops / self.flops_factor
-        ratio = self.alpha * self.A / (self.beta * self.B)
-        total = self.alpha + self.beta
-        parameters = ratio ** (1 / total) * product ** (self.beta / total)
-        return parameters, product / parameters
+        log_product = math.log(flops) - math.log(self.flops_factor)
+        log_ratio = math.log(self.alpha) + math.log(self.A)
+        log_ratio -= math.log(self.beta) + math.log(self.B)
+        log_parameters = (log_ratio + self.beta * log_product) / (self.alpha + self.beta)
+        if max(abs(log_parameters), abs(log_product - log_parameters)) > _MAX_LOG:
+            raise ConfigError(f"law={self.name} has no optimum at {flops:.3g} FLOPs")
+        return math.exp(log_parameters), math.exp(log_product - log_parameters)
 
 
 PUBLISHED_LAW = ScalingLaw(
@@ -79,7 +86,7 @@ def load_law(file: Path) -> ScalingLaw:
 
 def _get_value(file: Path, name: str, interval: Any) -> float:
     value: Any = interval.get("value") if isinstance(interval, dict) else None
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    is_number = isinstance(value, float) or (type(value) is int and abs(value) < 2**1000)
     if is_number and math.isfinite(value) and (value > 0 or (name == "E" and value == 0)):
         return float(value)
     raise ConfigError(

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from hlat.plan.scaling_law import load_law
 from hlat.study.registered_prediction import build_prediction, compare_prediction
 from hlat.study.run_record import load_run_record
 from hlat.study.scaling_fit import FitSettings, fit_scaling_law
@@ -19,7 +20,7 @@ from tests.fuzz.mutations import either, mutate_bytes, mutate_json, mutate_text
 from tests.fuzz.run_targets import EVENT_ROWS, EVENTS, METRICS, ROW
 from tests.unit.study.scaling_data import build_inputs, compute_losses
 
-_POINTS = "points.csv"
+_POINTS, _LAW = "points.csv", "fit.json"
 _COLUMNS = PointColumns("parameters", None, None, "loss", "loss")
 
 
@@ -59,7 +60,22 @@ def _read_prediction(directory: Path, content: bytes) -> object:
     return compare_prediction(load_run_record(run_dir))
 
 
+def _build_laws(_: Path) -> list[bytes]:
+    points = {"E": 1.8, "A": 482.0, "alpha": 0.35, "B": 2085.0, "beta": 0.37}
+    constants = {name: {"value": value, "low": None, "high": 1.0} for name, value in points.items()}
+    law = {"constants": constants, "flops_per_parameter_and_token": 6.2}
+    content = {"points": 9, "source": "runs", "law": law, "warnings": ["few points"]}
+    return [json.dumps(content).encode()]
+
+
+def _read_law(directory: Path, content: bytes) -> object:
+    file = directory / _LAW
+    file.write_bytes(content)
+    return load_law(file).allocate(1e22)
+
+
 TARGETS = [
+    Target("scaling_law", _build_laws, _read_law, either(mutate_json, mutate_bytes), _LAW),
     Target(
         "scaling_points", _build_points, _read_points, either(mutate_text, mutate_bytes), _POINTS
     ),
