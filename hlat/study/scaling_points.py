@@ -134,7 +134,7 @@ def load_csv_points(file: Path, columns: PointColumns) -> ScalingPoints:
         ConfigError: The file cannot be read, lacks a column, or contains a value that is not a
             positive number.
     """
-    rows = _read_rows(file)
+    rows = read_csv_rows(file)
     columns = _complete_columns(file, columns, [name for name in rows[0][1] if name])
     problems: list[str] = []
 
@@ -211,19 +211,23 @@ def _complete(parameters: Array, tokens: Array | None, flops: Array | None) -> t
     return tokens, FLOPS_PER_PARAMETER * parameters * tokens if flops is None else flops
 
 
-def _read_rows(file: Path) -> list[tuple[int, dict[str, str]]]:
-    """Return line number and cells of each row."""
+def read_csv_rows(file: Path, key: str = "data") -> list[tuple[int, dict[str, str]]]:
+    """Return line number and cells of each row of a CSV file with a header.
+
+    Raises:
+        ConfigError: The file cannot be read or has no rows; `key` is its setting in the message.
+    """
     try:
         text = read_bounded(file, _MAX_FILE_BYTES).decode("utf-8-sig")
         reader = csv.DictReader(io.StringIO(text, newline=""), restval="", restkey="")
         rows = [(reader.line_num, row) for row in reader]
     except OSError as error:
         reason = error.strerror or str(error)
-        raise ConfigError(f"data={file} cannot be read ({reason}); give a CSV file") from error
+        raise ConfigError(f"{key}={file} cannot be read ({reason}); give a CSV file") from error
     except (csv.Error, ValueError) as error:
-        raise ConfigError(f"data={file} is not a CSV file in UTF-8 ({error})") from error
+        raise ConfigError(f"{key}={file} is not a CSV file in UTF-8 ({error})") from error
     if not rows:
-        raise ConfigError(f"data={file} has no rows; give a CSV file with a header and points")
+        raise ConfigError(f"{key}={file} has no rows; give a CSV file with a header and points")
     return rows
 
 

@@ -48,6 +48,7 @@ FENCES = {
     "starlette": {"inference"},
     "uvicorn": {"inference"},
     "scipy": {"study"},
+    "lightgbm": {"study"},
     "click": {"__main__"},
     "hydra": {"config", *ENTRIES},  # and every __main__
     "omegaconf": {"config", "jobs.cluster", *ENTRIES},
