@@ -42,6 +42,7 @@ _SECTIONS = {
         "report": _CommandSpec("hlat.report", "Write the report page; compare runs."),
         "runs": _CommandSpec("hlat.study", "List, filter, compare and export runs."),
         "fit": _CommandSpec("hlat.report.fit", "Fit scaling laws; predict a run before it starts."),
+        "mixture": _CommandSpec("hlat.report.mixture", "Propose a mixture of sources from runs."),
         "generate": _CommandSpec(
             "hlat.inference.generate", "Continue a prompt with a model, or chat.", True
         ),
@@ -62,7 +63,6 @@ _COMMANDS = {name: spec for section in _SECTIONS.values() for name, spec in sect
 _EXAMPLES = """\
 Examples:
   hlat train                                  train a small model on this machine
-  hlat train model=70b --cfg job              print a configuration, run nothing
   hlat sweep optimizer.lr=1e-3,3e-3           one run per value
   hlat plan model=7b hardware=trn1_32xl       memory, time and cost of a run
   hlat report runs/tiny                       write the report page of a run

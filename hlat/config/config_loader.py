@@ -31,9 +31,11 @@ from hlat.config.config_copies import CopiedConfig
 from hlat.config.config_errors import ConfigError, raise_config_errors
 from hlat.config.hydra_config_security import find_code_references, validate_search_path
 from hlat.config.lr_grid import add_lr_axis
+from hlat.config.mixture_sampling import add_mixture_axis
 from hlat.config.optimizer import RENAMED_PRESETS
 from hlat.config.override_keys import list_replaced_axes
 from hlat.config.package_dirs import find_package_dir
+from hlat.config.relative_schedule import apply_run_length
 from hlat.config.renamed_keys import (
     print_once,
     rename_config,
@@ -134,11 +136,14 @@ class SafeConfigLoader(ConfigLoaderImpl):
             config_name, overrides, run_mode, from_shell, validate_sweep_overrides
         )
         raise_config_errors(find_code_references(config))
+        apply_run_length(config, overrides)
         extensions.list_loaded(config.get(extensions.KEY) or ())
         if run_mode is RunMode.MULTIRUN and validate_sweep_overrides:
             launcher_plugins.register_launchers()
             parsed = OverridesParser.create().parse_overrides(overrides)
-            add_lr_axis(config, [o.key_or_group for o in parsed if o.is_sweep_override()])
+            swept = [o.key_or_group for o in parsed if o.is_sweep_override()]
+            add_lr_axis(config, swept)
+            add_mixture_axis(config, swept)
             axes = config.hydra.sweeper.get("params") or {}
             for message in list_replaced_axes(axes, overrides):
                 print_once(message)

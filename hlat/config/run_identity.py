@@ -31,6 +31,7 @@ from hlat.config.model import ModelConfig
 from hlat.config.optimizer import OptimizerConfig, RoleLearningRates
 from hlat.config.renamed_keys import restore_former_keys
 from hlat.config.run import Config, RunConfig
+from hlat.config.schedule import RELATIVE_FIELDS
 
 _DATA_DEFAULTS = {"data.bos_token": None}
 """Default values of data settings that older versions lack; omitted from the default run name."""
@@ -146,6 +147,8 @@ def collect_adjustable_settings(config: Config) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     for group in ("precision", "phase", "optimizer", "schedule"):
         settings |= _collect_group(config, group)
+    for name in RELATIVE_FIELDS:  # null in a composed configuration, and absent in older runs
+        del settings[f"schedule.{name}"]
     data = config.data
     settings |= {f"data.sources.{name}.weight": s.weight for name, s in data.sources.items()}
     masks = {"data.document_mask": data.document_mask, "data.loss_mask": data.loss_mask}

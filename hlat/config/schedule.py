@@ -7,6 +7,9 @@ from omegaconf import MISSING
 from hlat.config.bounds import bounded
 from hlat.config.components import register_component
 
+RELATIVE_FIELDS = ("tokens_per_parameter", "training_flops", "warmup_fraction")
+"""Fields of ScheduleConfig that are replaced by steps when a configuration is composed."""
+
 
 @dataclass(frozen=True)
 class ScheduleSpec:
@@ -41,6 +44,13 @@ class ScheduleConfig:
     total_steps: int = bounded(min=1)
     """Last step of the decay, and the length of the run unless run.steps or the tokens of the phase
     end it earlier."""
+    tokens_per_parameter: float | None = bounded(None, above=0, below=float("inf"))
+    """Training tokens divided by the parameters of the model, with embeddings; total_steps follows
+    from it when a configuration is composed, and a run records total_steps. null: total_steps."""
+    training_flops: float | None = bounded(None, above=0, below=float("inf"))
+    """The same with the FLOPs of the run, tokens x FLOPs of a token of the specification."""
+    warmup_fraction: float | None = bounded(None, min=0, below=1)
+    """Warm-up as a fraction of total_steps, instead of warmup_steps; null: warmup_steps."""
     min_lr_ratio: float | None = bounded(0.1, min=0, max=1)
     """Minimum learning rate as a fraction of the peak; null for shapes without decay (constant)."""
     decay_steps: int | None = bounded(None, min=1)

@@ -38,6 +38,34 @@ class LrGridConfig:
 
 
 @dataclass
+class MixtureSampleConfig:
+    """Mixtures of the sources as an axis of a sweep: the base weights, and random ones around them.
+
+    The weights are those of data.sources. A random mixture is from a Dirichlet distribution with
+    the parameters strength x proportion. The logarithm of the strength is uniform between those of
+    min_strength and max_strength (RegMix, arXiv 2407.01492, section 3.1, and Olmix: 0.1 to 5).
+    """
+
+    num_mixtures: int | None = bounded(None, min=2, max=100_000)
+    """Number of mixtures with the base; null: the study varies no mixture."""
+    seed: int = bounded(0, min=0)
+    """Seed of the mixtures. A larger num_mixtures adds mixtures to those of a smaller one."""
+    min_strength: float = bounded(1.0, above=0, below=float("inf"))
+    """Smallest strength; far below the number of sources, most mixtures are a single source."""
+    max_strength: float = bounded(10.0, above=0, below=float("inf"))
+    """Largest strength; the standard deviation of a proportion p is sqrt(p (1 - p) / (strength +
+    1))."""
+    max_epochs: float = bounded(4.0, above=0, below=float("inf"))
+    """Largest number of passes over a source in a run, for the sources of tokens_per_epoch; as
+    data.warn_epochs."""
+    tokens_per_epoch: dict[str, float] = bounded(  # noqa: RUF009 (a field)
+        {}, above=0, below=float("inf")
+    )
+    """Training tokens of one pass over each source: tokens / epochs of the ledger of a run, which
+    its report displays. A source without them is not limited."""
+
+
+@dataclass
 class StudyConfig:
     """Design of a sweep, stated before its runs; the sweep has the factors and seeds as its axes.
 
@@ -69,6 +97,8 @@ class StudyConfig:
     The p values account for the repeated tests. With `hydra/launcher=local` only."""
     lr_grid: LrGridConfig = field(default_factory=LrGridConfig)
     """Grid of a study that searches the best learning rate."""
+    mixture: MixtureSampleConfig = field(default_factory=MixtureSampleConfig)
+    """Mixtures of a study that searches the best weights of the sources (docs/scaling.md)."""
     budget_hours: float | None = bounded(None, above=0)
     """Hours of all runs, one after the other, that the plan compares with; null: no limit."""
     budget_usd: float | None = bounded(None, above=0)

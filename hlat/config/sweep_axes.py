@@ -15,8 +15,12 @@ from hlat.config.compose import compose_config, register_configs
 from hlat.config.config_errors import ConfigError
 from hlat.config.hydra_errors import convert_hydra_error
 from hlat.config.lr_grid import add_lr_axis
+from hlat.config.mixture_sampling import add_mixture_axis
 from hlat.config.override_keys import list_replaced_axes, validate_distinct_keys
 from hlat.config.renamed_keys import rename_override
+
+_AXIS_KEYS = ("sweep", "study.lr_grid.factor", "study.mixture.num_mixtures")
+"""Keys that add an axis without a list of values."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +44,7 @@ class SweepAxes:
 
 def is_sweep(overrides: Sequence[str]) -> bool:
     """Return True if overrides choose a study or a grid, or contain several values of a key."""
-    return any(
-        o.key_or_group in ("sweep", "study.lr_grid.factor") or o.is_sweep_override()
-        for o in _parse(overrides)
-    )
+    return any(o.key_or_group in _AXIS_KEYS or o.is_sweep_override() for o in _parse(overrides))
 
 
 def load_sweep_axes(overrides: Sequence[str]) -> SweepAxes:
@@ -59,6 +60,7 @@ def load_sweep_axes(overrides: Sequence[str]) -> SweepAxes:
     fixed = [str(o.input_line) for o in parsed if not o.is_sweep_override()]
     config = compose_config(fixed, return_hydra_config=True)
     add_lr_axis(config, swept)
+    add_mixture_axis(config, swept)
     hydra = config.hydra
     params: Any = OmegaConf.to_container(hydra.sweeper.get("params") or OmegaConf.create({}))
     for message in list_replaced_axes(params, overrides):

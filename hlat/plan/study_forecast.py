@@ -31,6 +31,9 @@ from hlat.tracking.text_format import (
     format_usd,
 )
 
+_MAX_AXIS_TEXT = 400
+"""Length of the values of an axis above which only the first ones are printed."""
+
 
 @dataclass(frozen=True)
 class RunCost:
@@ -200,7 +203,10 @@ def _format_headline(forecast: StudyForecast) -> str:
 
 def _format_axis(key: str, forecast: StudyForecast) -> str:
     baseline = forecast.design.baseline.get(key)
-    text = f"{key}: {', '.join(forecast.sweep.axes[key])}"
+    values = forecast.sweep.axes[key]
+    text = f"{key}: {', '.join(values)}"
+    if len(text) > _MAX_AXIS_TEXT:
+        text = f"{key}: {values[0]}, {values[1]}, ... ({len(values)} values)"
     return text if baseline is None else f"{text}; baseline {format_setting(baseline)}"
 
 

@@ -59,7 +59,7 @@ def load_run_points(
     for name in (columns.parameters, tokens, flops):
         if name not in RUN_COLUMNS:
             raise ConfigError(f"{name} is not a column of runs; use {', '.join(RUN_COLUMNS)}")
-    loaded = [_load_runs(directory, where) for directory in directories]
+    loaded = [load_finished_runs(directory, where) for directory in directories]
     by_run = {row["run"]: row for runs, _ in loaded for row in _build_rows(runs, columns)}
     rows = [*by_run.values()]
     source = ", ".join(map(str, directories))
@@ -143,7 +143,7 @@ def _drop_repeated(points: ScalingPoints, with_repeated: bool) -> tuple[ScalingP
     return points.select(~repeated), [f"omitted {text}; repeated=true includes them"]
 
 
-def _load_runs(directory: Path, where: str | None) -> tuple[RunList, int]:
+def load_finished_runs(directory: Path, where: str | None) -> tuple[RunList, int]:
     """Return the finished runs of a directory, and the number of others."""
     if is_run_dir(directory):
         runs = load_run_list(directory.parent)

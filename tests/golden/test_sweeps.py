@@ -23,6 +23,9 @@ POINTS = {
     "beta2_contrasts": 64,
     "beta2_normuon": 12,
     "init": 144,
+    "isoflop": 24,
+    "ladder": 48,
+    "mixture": 32,
     "moe": 20,
     "optimizers": 35,
     "parallelism": 6,
@@ -30,6 +33,7 @@ POINTS = {
     "qk_norm": 96,
     "transfer_depth": 128,
     "transfer_width": 128,
+    "tokens_per_parameter": 10,
     "tune_lr": 14,
     "tune_moe": 40,
     "tune_optimizers": 84,
@@ -40,12 +44,15 @@ POINTS = {
 }
 COMMON = ("run.seed=2", "optimizer.lr=0.004")
 """Overrides of one point of each study over learning rates."""
-GRIDS = [study for study in STUDIES if study.stem != "search"]
+GRIDS = [study for study in STUDIES if study.stem not in ("search", "mixture_proposal")]
 SMALLER = (
-    *("averaging", "beta2", "beta2_contrasts", "init", "precision", "qk_norm", "upsampling"),
-    *("warmup", "weight_decay", "z_loss"),
+    *("averaging", "beta2", "beta2_contrasts", "init", "mixture", "precision", "qk_norm"),
+    *("upsampling", "warmup", "weight_decay", "z_loss"),
 )
 NUM_PARAMETERS = dict.fromkeys(SMALLER, (5e5, 1e6)) | {
+    "isoflop": (2e5, 3e6),
+    "ladder": (2e5, 3e6),
+    "tokens_per_parameter": (5e5, 1e6),
     "transfer_depth": (2e5, 1e6),
     "transfer_width": (2e5, 1e7),
 }
@@ -63,6 +70,9 @@ def points(study):
     if grid is not None:
         keys.append("optimizer.lr")
         values.append(load_sweep_axes([f"+sweep={study.stem}"]).axes["optimizer.lr"])
+    if OmegaConf.select(OmegaConf.load(study), "study.mixture.num_mixtures") is not None:
+        keys.append("phase.timeline")
+        values.append(load_sweep_axes([f"+sweep={study.stem}"]).axes["phase.timeline"])
     for point in itertools.product(*values):
         yield [f"{key}={value}" for key, value in zip(keys, point, strict=True)]
 
@@ -120,6 +130,23 @@ def test_search_states_its_trials_and_composes_at_its_bounds(compose):
     for corner in ("1e-3", "3e-2"):
         config = resolve_config(compose("+sweep=search", f"optimizer.lr={corner}"))
         assert config.tracking.wandb.group == "search"
+
+
+def test_mixture_proposal_has_the_settings_of_the_sampled_runs(compose, tmp_path, monkeypatch):
+    """Compare all settings except the study, its group, and the phase of the config directory."""
+    (tmp_path / "phase").mkdir()
+    phase = "name: mixture_proposal\ntimeline: [{name: proposal, weights: {code: 1, prose: 1}}]\n"
+    (tmp_path / "phase/mixture_proposal.yaml").write_text(phase)
+    monkeypatch.setattr("sys.argv", ["hlat", "--config-dir", str(tmp_path)])
+    sweep = load_sweep_axes(["+sweep=mixture_proposal"])
+    assert len(sweep.list_points()) == 16
+    file = find_package_dir("sweeps") / "mixture_proposal.yaml"
+    assert "# Cost: 16 runs" in file.read_text()
+    sampled = resolve_config(compose("+sweep=mixture", "run.seed=101"))
+    base = resolve_config(compose("+sweep=mixture_proposal", "run.seed=101", "phase=base"))
+    assert base.tracking.wandb.group == "mixture_proposal"
+    assert base.run.name == sampled.run.name
+    assert base.evaluation == sampled.evaluation
 
 
 @pytest.mark.slow

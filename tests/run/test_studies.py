@@ -12,7 +12,9 @@ from omegaconf import OmegaConf
 from hlat.config.package_dirs import find_package_dir
 
 GRIDS = sorted(
-    file.stem for file in find_package_dir("sweeps").glob("*.yaml") if file.stem != "search"
+    file.stem
+    for file in find_package_dir("sweeps").glob("*.yaml")
+    if file.stem not in ("search", "mixture_proposal")
 )
 DEFAULT = {"parallelism", "precision", "upsampling"}
 

@@ -21,6 +21,7 @@ COMMANDS = (
         "report",
         "runs",
         "fit",
+        "mixture",
         "generate",
         "serve",
         "evaluate",
