@@ -64,7 +64,10 @@ def points(study):
     """Yield the overrides of each point, as parsed by Hydra's sweeper."""
     axes = OmegaConf.load(study).hydra.sweeper.params
     parsed = OverridesParser.create().parse_overrides([f"{k}={v}" for k, v in axes.items()])
-    values = [list(axis.sweep_string_iterator()) for axis in parsed]
+    values = [
+        list(axis.sweep_string_iterator()) if axis.is_sweep_override() else [str(axis.value())]
+        for axis in parsed
+    ]
     keys = [axis.key_or_group for axis in parsed]
     grid = OmegaConf.select(OmegaConf.load(study), "study.lr_grid")
     if grid is not None:

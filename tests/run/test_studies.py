@@ -25,7 +25,11 @@ def corners(study):
     if study == "parallelism":
         return [["parallelism.tp=1", "parallelism.pp=1"]]
     parsed = OverridesParser.create().parse_overrides([f"{k}={v}" for k, v in axes.items()])
-    points = [*itertools.product(*(axis.sweep_string_iterator() for axis in parsed))]
+    values = [
+        axis.sweep_string_iterator() if axis.is_sweep_override() else [axis.value()]
+        for axis in parsed
+    ]
+    points = [*itertools.product(*values)]
     return [[f"{k}={v}" for k, v in zip(axes, points[at], strict=True)] for at in (0, -1)]
 
 
