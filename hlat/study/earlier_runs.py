@@ -28,6 +28,8 @@ _TOKEN_TOLERANCE = 0.01
 class EarlierRuns:
     """Finished runs of one size; NaN for a value that they do not have.
 
+    `tokens_per_second` is that of runs with other numbers of tokens if there are none with these.
+
     `spread` is the standard deviation over seeds of the difference between two points, from
     `num_runs` runs. In a study that compares settings over learning rates, the points are settings,
     with the best value over the rates.
@@ -44,19 +46,25 @@ def summarize_earlier_runs(config: Config, metric: str) -> EarlierRuns:
     if not root.is_dir():
         return EarlierRuns(math.nan, 0, math.nan)
     runs = load_run_list(root)
-    similar = [
+    same_model = [
         (row, settings)
         for row, settings in zip(runs.rows, runs.settings, strict=True)
-        if _has_size(row, settings, config)
+        if _has_model(row, settings, config)
     ]
+    similar = [(row, settings) for row, settings in same_model if _has_length(row, config)]
     spread, num_runs = estimate_difference_std(_list_points(similar, config, metric))
-    speeds = [
+    speeds = _list_speeds(similar, config) or _list_speeds(same_model, config)
+    return EarlierRuns(spread, num_runs, median(speeds) if speeds else math.nan)
+
+
+def _list_speeds(runs: Sequence[tuple[RunRow, Settings]], config: Config) -> list[float]:
+    """Return the tokens per second of the runs on the hardware of a run."""
+    return [
         row["median_tokens_per_second"]
-        for row, settings in similar
+        for row, settings in runs
         if settings.get("hardware.name") == config.hardware.name
         and "median_tokens_per_second" in row
     ]
-    return EarlierRuns(spread, num_runs, median(speeds) if speeds else math.nan)
 
 
 def _list_points(
@@ -91,14 +99,16 @@ def get_size(config: Config) -> tuple[tuple[str, object], ...]:
     return (("tokens", _count_tokens(config)), *sizes)
 
 
-def _has_size(row: RunRow, settings: Settings, config: Config) -> bool:
-    tokens = _count_tokens(config)
+def _has_model(row: RunRow, settings: Settings, config: Config) -> bool:
     model = flatten_model(config.model)
-    return (
-        row["state"] == "finish"
-        and abs(row.get("tokens", 0) - tokens) <= _TOKEN_TOLERANCE * tokens
-        and all(settings.get(key, value) == value for key, value in model.items() if _is_size(key))
+    return row["state"] == "finish" and all(
+        settings.get(key, value) == value for key, value in model.items() if _is_size(key)
     )
+
+
+def _has_length(row: RunRow, config: Config) -> bool:
+    tokens = _count_tokens(config)
+    return bool(abs(row.get("tokens", 0) - tokens) <= _TOKEN_TOLERANCE * tokens)
 
 
 def _count_tokens(config: Config) -> int:

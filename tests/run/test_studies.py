@@ -16,6 +16,9 @@ GRIDS = sorted(
     for file in find_package_dir("sweeps").glob("*.yaml")
     if file.stem not in ("search", "mixture_proposal")
 )
+RELATIVE = ("ladder", "isoflop", "tokens_per_parameter")
+"""Studies whose lengths are replaced by the steps of the small runs."""
+LENGTHS = ("schedule.tokens_per_parameter", "schedule.training_flops", "schedule.warmup_fraction")
 DEFAULT = {"parallelism", "precision", "upsampling"}
 
 
@@ -43,6 +46,10 @@ def test_train_a_point_of_a_study(runner, study, corner):
     point = corners(study)[corner]
     if "batch.ramp.start=2" in point:
         point.append("batch.micro_batch_size=2")
+    if study in RELATIVE:
+        point = [word for word in point if not word.startswith(LENGTHS)]
+        point += [f"{key}=null" for key in LENGTHS]
+        point += ["model.num_attention_heads=4", "model.num_key_value_heads=4"]
     done = runner.run(f"+sweep={study}", *point, "run.steps=2", "run.name=x")
     assert done.returncode == 0, done.stderr
     assert len(runner.losses("x")) == 2

@@ -1,5 +1,6 @@
 """`hlat plan +sweep=NAME`: runs, cost, and what the seeds detect."""
 
+import dataclasses
 import json
 import math
 import shutil
@@ -66,6 +67,18 @@ def write_runs(tmp_path: Path, compose: Callable[..., object]) -> Callable[..., 
         return config
 
     return write
+
+
+def test_runs_of_another_length_state_the_speed_but_no_spread(
+    tmp_path: Path, write_runs: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A short run of each size is enough for the time of a ladder."""
+    monkeypatch.chdir(tmp_path)
+    config = write_runs()
+    longer = dataclasses.replace(config, run=dataclasses.replace(config.run, steps=50))
+    found = summarize_earlier_runs(longer, "heldout_bits_per_byte")
+    assert (found.tokens_per_second, found.num_runs) == (50, 0)
+    assert math.isnan(found.spread)
 
 
 def test_a_plan_states_runs_cost_power_and_budget(
