@@ -32,6 +32,9 @@ LIGHTGBM_SETTINGS = {
 _NUM_TREES = 1000
 _START_FRACTIONS = (0.0, 0.5, 0.9)
 """Irreducible losses of the starts, as fractions of the lowest loss."""
+_MAX_EVALUATIONS = 100
+"""Evaluations of a start. If the losses are almost linear, c is in a flat valley, in which further
+ones change no prediction."""
 
 Predictor = Callable[[Array], Array]
 """Function from proportions [points, sources] to losses [points]."""
@@ -189,6 +192,7 @@ def _fit_log_linear(weights: Array, losses: Array) -> Predictor:
                 compute_derivatives,
                 bounds=(bounds, np.inf),
                 x_scale="jac",
+                max_nfev=_MAX_EVALUATIONS,
             )
         )
     constants = min(fits, key=lambda fit: fit.cost).x
