@@ -12,6 +12,7 @@ import argparse
 import json
 import sys
 import tempfile
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,11 @@ Json = dict[str, Any]
 
 def list_averages(steps: list[int]) -> dict[str, list[int]]:
     """Return the steps of each average by label, given those of all checkpoints in order."""
+    distance, *others = {b - a for a, b in pairwise(steps)}
+    if others or len(steps) <= max(STRIDES) * (max(COUNTS) - 1):
+        sys.exit(f"steps {steps} are not equally distant, or too few")
     return {
-        f"{count}, {stride * (steps[-1] - steps[-2])} steps apart": steps[::-stride][:count][::-1]
+        f"{count}, {stride * distance} steps apart": steps[::-stride][:count][::-1]
         for stride in STRIDES
         for count in COUNTS
     }
@@ -74,6 +78,7 @@ def collect(sweep: Path) -> Json:
             config = record.valid_config
             by_seed = result.setdefault(config.schedule.name, {})
             by_seed[str(config.run.seed)] = evaluate_run(run)
+            print(f"{run.name}: evaluated", file=sys.stderr, flush=True)
     return result
 
 
