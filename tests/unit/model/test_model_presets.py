@@ -15,6 +15,8 @@ PRESETS = sorted(path.stem for path in FOLDER.glob("*.yaml"))
 TINY = [f"{family}_tiny" for family in FAMILY_NAMES]
 WIDTHS = [f"tiny_w{width}" for width in (32, 64, 128, 256)]
 """Presets of the study of transfer over the width."""
+LADDER = [f"ladder_{size}" for size in range(2, 8)]
+"""Sizes of the ladder of scaling studies."""
 EXPERTS = ["tiny_wide", "tiny_moe", "tiny_moe_bias"]
 """Presets of the study of experts."""
 PUBLISHED = {
@@ -57,7 +59,7 @@ PUBLISHED = {
 
 
 def test_every_preset_has_a_published_number_or_is_small() -> None:
-    assert set(PRESETS) == {*PUBLISHED, *TINY, *WIDTHS, *EXPERTS, "tiny", "160m", "1b"}
+    assert set(PRESETS) == {*PUBLISHED, *TINY, *WIDTHS, *LADDER, *EXPERTS, "tiny", "160m", "1b"}
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -72,7 +74,7 @@ def test_a_preset_has_its_name_and_can_be_exported(name: str) -> None:
     model = load_preset(name)
     assert model.name == name
     assert find_inexpressible_settings(model) == []
-    if name not in ("tiny", "160m", "1b", "7b", "13b", "70b", *WIDTHS, *EXPERTS):
+    if name not in ("tiny", "160m", "1b", "7b", "13b", "70b", *WIDTHS, *LADDER, *EXPERTS):
         assert name.startswith((model.family, "qwen25", "qwen3_30b", "llama3"))
 
 

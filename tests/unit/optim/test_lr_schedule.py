@@ -4,6 +4,7 @@ transformers."""
 import math
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -47,7 +48,8 @@ def schedules(draw: st.DrawFn) -> ScheduleConfig:
     decay = draw(st.integers(1, 300))
     total = warmup + decay + draw(st.integers(0, 300))
     floor = None if shape == "constant" else draw(st.floats(0, 1))
-    return ScheduleConfig(shape, warmup, total, floor, decay if shape == "wsd" else None)
+    decay_steps = decay if shape == "wsd" else None
+    return ScheduleConfig(shape, warmup, total, min_lr_ratio=floor, decay_steps=decay_steps)
 
 
 def rates_of(schedule: ScheduleConfig, peak: float = 1.0) -> list[float]:
@@ -165,7 +167,10 @@ def test_power_is_the_formula_of_the_paper() -> None:
     a, b, peak, batch, tokens_per_step = 4.6, -0.51, 0.02, 128, 128 * 4096
     start = round((peak / (a * batch)) ** (1 / b) / tokens_per_step)
     schedule = ScheduleConfig(
-        "power", 1, 100_000, 0.0, 10_000, PowerConfig(exponent=b, start_step=start)
+        *("power", 1, 100_000),
+        min_lr_ratio=0.0,
+        decay_steps=10_000,
+        power=PowerConfig(exponent=b, start_step=start),
     )
     for step in (0, 100, start + 100, 50_000, 89_999):
         expected = min(peak, a * batch * ((step + 1) * tokens_per_step) ** b)
@@ -238,7 +243,7 @@ def test_wsd_is_constant_until_its_decay() -> None:
 
 @pytest.mark.parametrize("schedule", ALL, ids=named)
 def test_no_warm_up(schedule: ScheduleConfig) -> None:
-    without = ScheduleConfig(schedule.name, 0, 30, schedule.min_lr_ratio, schedule.decay_steps)
+    without = replace(schedule, warmup_steps=0, total_steps=30)
     assert compute_schedule_lr(0, without, 1.0) == 1.0
 
 
