@@ -16,7 +16,10 @@ from hlat.tracking.text_format import format_setting
 
 HELDOUT_PREFIX = "heldout_bits_per_byte."
 """Prefix of the columns with the held-out loss of a source."""
-_COMPARED = ("model.", "batch.", "optimizer.", "schedule.", "data.", "precision.", "run.steps")
+_COMPARED = (
+    *("model.", "batch.", "optimizer.", "schedule.", "data.", "precision.", "run.steps"),
+    "evaluation.tokens_per_source",
+)
 """Prefixes of the settings that all runs share."""
 _IGNORED = ("data.workers", "data.prefetch", "data.root", "data.encoder")
 _MAX_SHOWN = 3

@@ -173,3 +173,16 @@ def test_runs_that_cannot_be_compared_are_named(
     events.write_text(recorded.replace('"code": ', '"code": -', 1))
     assert main([str(tmp_path / "runs"), *FAST]) == 2
     assert "is not a number above 0; omit the run with where=" in capsys.readouterr().err
+
+
+def test_runs_with_other_heldout_text_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_runs(tmp_path / "runs")
+    config = tmp_path / "runs/m3/config.yaml"
+    text = config.read_text()
+    assert "tokens_per_source: 65536" in text
+    config.write_text(text.replace("tokens_per_source: 65536", "tokens_per_source: 32768"))
+    assert main([str(tmp_path / "runs"), *FAST]) == 2
+    message = "the runs differ in evaluation.tokens_per_source (32768, 65536)"
+    assert message in capsys.readouterr().err
