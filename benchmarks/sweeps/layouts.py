@@ -1,8 +1,8 @@
 """Compare planned layouts with published ones, and the losses of runs of sweeps/parallelism.yaml.
 
 Usage: PYTHONPATH=. python benchmarks/sweeps/layouts.py --runs runs/sweeps/parallelism
-       (writes parallelism.json, parallelism.md and parallelism_1.svg)
-       PYTHONPATH=. python benchmarks/sweeps/layouts.py    (page and figure from the JSON)
+       (writes parallelism.json, parallelism.md and parallelism_1.svg; without --runs, the losses
+       are those of the JSON)
 """
 
 import argparse
@@ -96,6 +96,7 @@ def build_layout_row(layout: LayoutCandidate) -> Json:
     return {
         "tp": chosen.tp,
         "pp": chosen.pp,
+        "stages_per_rank": chosen.stages_per_rank,
         "zero": chosen.zero,
         "recompute": chosen.activation_checkpointing.value,
         "micro_batch": config.micro_batch_size,
@@ -180,11 +181,14 @@ def render_case(case: Json) -> str:
     layouts = sorted(layouts, key=lambda layout: -layout[key])
     same = [layout for layout in layouts if [layout["tp"], layout["pp"]] == published]
     chosen = [*layouts[:3], *(layout for layout in same if layout not in layouts[:3])]
-    header = ["layout", "ZeRO", "recomputation", "micro batch", "tokens/s per device", "relative"]
+    header = [
+        *("layout", "stages per rank", "ZeRO", "recomputation", "micro batch"),
+        *("tokens/s per device", "relative"),
+    ]
     rows = [
         [
             f"tp {one['tp']}, pp {one['pp']}" + (" (published)" if one in same else ""),
-            *(str(one["zero"]), one["recompute"], str(one["micro_batch"])),
+            *(str(one[name]) for name in ("stages_per_rank", "zero", "recompute", "micro_batch")),
             *(f"{one[key]:,.0f}", f"{one[key] / layouts[0][key]:.0%}"),
         ]
         for one in chosen
@@ -211,7 +215,7 @@ def compare_losses(losses: dict[str, list[float]]) -> dict[str, float]:
 
 
 def find_verdict(case: Json) -> str:
-    """Return a sentence that compares the published layout with the fastest planned one."""
+    """Return the comparison of the published layout with the fastest planned one."""
     key, (tp, pp) = "tokens_per_s_per_device", case["published_layout"]
     best = max(case["layouts"], key=lambda layout: layout[key])
     same = [one[key] for one in case["layouts"] if (one["tp"], one["pp"]) == (tp, pp)]
@@ -237,16 +241,16 @@ def render(result: Json) -> str:
         f"Design: [{NAME}.yaml](../../sweeps/{NAME}.yaml). Written by `layouts.py`.",
         "**Predicted**, not measured: the throughput of each layout, by the planner.",
         "\n".join(f"* {find_verdict(case)}" for case in result["cases"]),
-        "**Measured**: the losses. Throughput on one machine without several devices says nothing "
-        f"about layouts. In {len(rows)} layouts of up to eight processes, the losses of "
+        "**Measured**: the losses. One machine without several devices cannot compare the "
+        f"throughput of layouts. In {len(rows)} layouts of up to eight processes, the losses of "
         f"{num_steps} steps of the tiny model differ from those of one process by at most "
         f"{largest:.1e}, relative.",
         f"![Planned throughput over tp and pp]({NAME}_1.svg)",
         "Planned throughput of the fastest layout by tp and pp, relative to the fastest of all; "
         "-: none fits in memory. Orange: the published layout.",
         "## Planned and published",
-        "The layouts are those of hlat's engines, without virtual stages and context parallelism. "
-        "Rows of NeMo use both, and their plans do.",
+        "The layouts are those of hlat's engines, without context parallelism. Rows of NeMo use "
+        "it, and their plans do.",
         *(render_case(case) for case in result["cases"]),
         "## Losses",
         table(["layout", "largest relative difference"], rows),
@@ -256,15 +260,18 @@ def render(result: Json) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--runs", type=Path, help="directory of the sweep; default: read the JSON")
+    parser.add_argument(
+        "--runs", type=Path, help="directory of the sweep; default: the losses of the JSON"
+    )
     parser.add_argument("--output", type=Path, default=HERE)
     arguments = parser.parse_args()
     recorded = arguments.output / f"{NAME}.json"
-    if arguments.runs is not None:
-        cases = [plan_case(case) for case in CASES]
-        result = {"cases": cases, "losses": load_losses(arguments.runs)}
-        recorded.write_text(json.dumps(result) + "\n")
-    result = json.loads(recorded.read_text())
+    if arguments.runs is None:
+        losses = json.loads(recorded.read_text())["losses"]
+    else:
+        losses = load_losses(arguments.runs)
+    result = {"cases": [plan_case(case) for case in CASES], "losses": losses}
+    recorded.write_text(json.dumps(result) + "\n")
     recorded.with_suffix(".md").write_text(render(result))
     with rc_context(STYLE):
         figure = plot_cases(result["cases"])
