@@ -1,4 +1,4 @@
-"""Measure the CPU time of layout searches, beside another checkout of hlat.
+"""Measure the CPU time of layout searches, and compare it with another checkout of hlat.
 
 Usage: PYTHONPATH=. python benchmarks/planning/search.py CHECKOUT
 
@@ -49,7 +49,7 @@ def search(overrides: list[str]) -> dict[str, float]:
 
 
 def measure(checkout: Path, overrides: str) -> dict[str, float]:
-    """Return the result of a search with the code of a checkout, in a process of its own."""
+    """Return the result of a search with the code of a checkout, in a separate process."""
     command = [sys.executable, str(Path(__file__).resolve()), _SEARCH_FLAG, *overrides.split()]
     paths = [str(checkout), str(ROOT), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
