@@ -95,13 +95,13 @@ def analyze_reliability(
 
 
 def format_reliability_caption(results: Sequence[MetricReliability], design: StudyConfig) -> str:
-    """Return the caption of the table, with the metric that decides earliest."""
-    first = results[0]
+    """Return the caption of the table, with the metrics that decide earliest."""
+    first, last_step = results[0], max(results[0].accuracies)
+    names = [one.metric for one in results if one.decides_from == first.decides_from]
     earliest = (
         f"none reaches {RELIABLE_ACCURACY:.0%} before the end"
-        if first.decides_from in (None, max(first.accuracies))
-        else f"the earliest is {first.metric}, from step {first.decides_from:,} of "
-        f"{max(first.accuracies):,}"
+        if first.decides_from in (None, last_step)
+        else f"earliest: {', '.join(names)}, from step {first.decides_from:,} of {last_step:,}"
     )
     return (
         f"Metrics during training: pairs of points in the order of the last {design.metric}; "

@@ -47,9 +47,16 @@ def test_the_first_reliable_step_needs_all_later_ones():
     (result,) = analyze_reliability(points, DESIGN)
     assert result.accuracies == {10: 1, 20: pytest.approx(2 / 3), 30: 1, 40: 1}
     assert result.decides_from == 30
-    assert "the earliest is heldout_bits_per_byte, from step 30 of 40" in (
-        format_reliability_caption([result], DESIGN)
-    )
+    caption = format_reliability_caption([result], DESIGN)
+    assert caption.endswith("; earliest: heldout_bits_per_byte, from step 30 of 40")
+
+
+def test_the_caption_has_all_metrics_that_decide_at_the_same_step():
+    accuracies = {10: 1.0, 20: 1.0, 30: 1.0}
+    names = {METRIC: 10, "scores.piqa": 10, "scores.arc_easy": 20}
+    results = [MetricReliability(name, accuracies, step, 1.0) for name, step in names.items()]
+    caption = format_reliability_caption(results, DESIGN)
+    assert caption.endswith(f"; earliest: {METRIC}, scores.piqa, from step 10 of 30")
 
 
 def test_metrics_with_the_opposite_direction_and_the_earliest_one_first():
