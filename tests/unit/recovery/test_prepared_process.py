@@ -4,10 +4,13 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
 
+from hlat.recovery import prepared_process
 from hlat.recovery.prepared_process import PreparedProcess, start_server
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -26,6 +29,17 @@ if sys.argv[1] == "wait":
     time.sleep(60)
 sys.exit(int(sys.argv[1]))
 """
+
+
+@pytest.fixture(autouse=True, scope="module")
+def own_server() -> Iterator[None]:
+    """Use another fork server than tests of ranks, which may have started one in this process."""
+    server = forkserver.ForkServer()
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("set_forkserver_preload", "ensure_running", "connect_to_new_process"):
+            patch.setattr(forkserver, name, getattr(server, name))
+        patch.setattr(prepared_process, "_variables", None)
+        yield
 
 
 @pytest.fixture
