@@ -2,8 +2,9 @@
 
 Usage: python benchmarks/planning/measure.py OVERRIDE ...   (of hlat.train, with RANK etc. set)
 
-Prints the increase in bytes from before the model is built to the peak of two steps. The caller
-sets MALLOC_MMAP_THRESHOLD_, because small tensors are on a heap that does not shrink.
+Prints the increase in bytes from before the model is built to the peak of two steps, without the
+libraries, which are imported before. The caller sets MALLOC_MMAP_THRESHOLD_, because small tensors
+are on a heap that does not shrink.
 """
 
 import json
@@ -12,6 +13,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.distributed.fsdp
+import torch.distributed.pipelining
 
 from hlat.config.compose import compose_config
 from hlat.config.resolve import resolve_config

@@ -1,7 +1,8 @@
 """Compare the planner's memory with the peak of runs of the native engine on this machine.
 
-Usage: PYTHONPATH=. python benchmarks/planning/run.py
+Usage: PYTHONPATH=. python benchmarks/planning/run.py [NAME ...]
 
+With names, only these layouts run, and the others keep their results.
 The processes of a layout run two steps, and the maximum over ranks counts. Writes result.json and
 the table of README.md.
 """
@@ -11,12 +12,13 @@ import os
 import socket
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 from benchmarks.common import describe_machine, machine, table, write_between
 from hlat.config.compose import compose_config
+from hlat.config.parallelism import ParallelismConfig
 from hlat.config.resolve import resolve_config
 from hlat.plan.memory_estimate import estimate_memory
 
@@ -34,6 +36,10 @@ MODEL = [
     "checkpoint.asynchronous=false",
     "schedule.warmup_steps=1",
 ]
+MOE = (
+    "model.mlp.kind=moe model.mlp.moe.num_experts=4 model.mlp.moe.experts_per_token=2 "
+    "model.mlp.moe.intermediate_size=704"
+)
 LAYOUTS = {
     "one process, fp32": "",
     "one process, bf16_sr, selective": "precision=bf16_sr activation_checkpointing=selective",
@@ -46,16 +52,42 @@ LAYOUTS = {
     "tp2 x pp2, sequence parallel, mixed, selective": (
         "precision=mixed tp=2 pp=2 sequence_parallel=true activation_checkpointing=selective"
     ),
+    "pp4, fp32, eight micro batches": "pp=4 batch.micro_batch_size=1",
+    "pp2, mixed, 16 micro batches": (
+        "precision=mixed pp=2 batch.micro_batch_size=1 batch.global_batch_size=16"
+    ),
+    "pp2, interleaved, mixed": (
+        "precision=mixed pp=2 pipeline_schedule=interleaved stages_per_rank=2 "
+        "batch.micro_batch_size=1"
+    ),
+    "pp2, zero bubble, fp32": (
+        "pp=2 pipeline_schedule=zero_bubble stages_per_rank=2 batch.micro_batch_size=1"
+    ),
+    "dp2, zero 3, mixed": "precision=mixed dp=2 zero=3",
+    "dp2, zero 3, bf16, full": "precision=bf16 dp=2 zero=3 activation_checkpointing=full",
+    "tp2 x dp2, zero 1, bf16_sr_master": "precision=bf16_sr_master tp=2 dp=2 zero=1",
+    "one process, Muon, bf16_sr": "precision=bf16_sr optimizer=muon",
+    "one process, SOAP, fp32": "optimizer=soap",
+    "one process, Lion, average of the weights, fp32": "optimizer=lion optimizer.ema_decay=0.99",
+    "one process, 2,048 tokens, mixed, selective": (
+        "precision=mixed activation_checkpointing=selective batch.sequence_length=2048 "
+        "batch.global_batch_size=2 batch.micro_batch_size=1"
+    ),
+    "one process, QK-norm and tied embeddings, mixed": (
+        "precision=mixed model.attention.qk_norm=true model.tie_embeddings=true"
+    ),
+    "one process, experts, fp32": MOE,
+    "ep2 x dp2, experts, mixed": f"precision=mixed dp=2 ep=2 zero=1 {MOE}",
 }
 TOLERANCE = 0.1
 
 
 def build_overrides(layout: str) -> list[str]:
     """Return the overrides of hlat.train."""
-    settings = layout.split()
+    names = {field.name for field in fields(ParallelismConfig)}
     return MODEL + [
-        setting if setting.startswith("precision=") else f"parallelism.{setting}"
-        for setting in settings
+        f"parallelism.{setting}" if setting.split("=")[0] in names else setting
+        for setting in layout.split()
     ]
 
 
@@ -94,28 +126,31 @@ def render(result: dict[str, Any]) -> str:
     return f"{table(header, rows)}\n\n{machine(result)}"
 
 
-def main() -> None:
-    rows = []
-    for name, layout in LAYOUTS.items():
-        overrides = build_overrides(layout)
-        config = resolve_config(compose_config(overrides))
-        estimate = estimate_memory(config)
-        peak = measure_memory(overrides, config.num_processes)
-        rows.append(
-            {
-                "layout": name,
-                "settings": layout,
-                "terms": asdict(estimate),
-                "predicted": estimate.total - estimate.process,  # increase by the build and steps
-                "measured": peak,
-            }
-        )
-        predicted = rows[-1]["predicted"] / 2**20
-        print(f"{name}: {predicted:.0f} MiB, {peak / 2**20:.0f} measured", flush=True)
+def compare(layout: str) -> dict[str, Any]:
+    """Return the terms of the prediction, its sum and the measured memory of a layout."""
+    overrides = build_overrides(layout)
+    config = resolve_config(compose_config(overrides))
+    estimate = estimate_memory(config)
+    return {
+        "settings": layout,
+        "terms": asdict(estimate),
+        "predicted": estimate.total - estimate.process,  # increase by the build and steps
+        "measured": measure_memory(overrides, config.num_processes),
+    }
+
+
+def main(names: list[str]) -> None:
+    file = HERE / "result.json"
+    results = {row["layout"]: row for row in json.loads(file.read_text())["rows"]}
+    for name in names or LAYOUTS:
+        results[name] = {"layout": name, **compare(LAYOUTS[name])}
+        predicted, measured = (results[name][key] / 2**20 for key in ("predicted", "measured"))
+        print(f"{name}: {predicted:.0f} MiB, {measured:.0f} measured", flush=True)
+    rows = [results[name] for name in LAYOUTS if name in results]
     result = {"machine": describe_machine(["torch"]), "run": MODEL, "rows": rows}
-    (HERE / "result.json").write_text(json.dumps(result, indent=2) + "\n")
+    file.write_text(json.dumps(result, indent=2) + "\n")
     write_between(HERE / "README.md", "memory", render(result))
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -132,7 +132,8 @@ class PipelineStageMemory:
     """Memory of a pipeline stage that does not depend on micro batches.
 
     Attributes:
-        rank: First pipeline rank with an equal stage, which stores most activations of them.
+        rank: Pipeline rank that stores most activations of those with an equal stage: the first
+            one, or the last one of a zero-bubble schedule.
         stage: Shard of the stage.
         memory: Estimate in which the terms of activations and buffers are 0.
     """
@@ -146,7 +147,10 @@ def estimate_states(
     config: Config, mesh: ParallelDegrees, stages: Sequence[PipelineStageShard]
 ) -> list[PipelineStageMemory]:
     """Return the memory of each distinct stage that does not depend on micro batches."""
-    ranks = {stage: rank for rank, stage in reversed([*enumerate(stages)])}
+    by_activations = [*enumerate(stages)]
+    if not _is_zero_bubble(config):
+        by_activations.reverse()
+    ranks = {stage: rank for rank, stage in by_activations}
     return [
         PipelineStageMemory(rank, stage, _estimate_state(config, mesh, stage))
         for stage, rank in ranks.items()
@@ -188,13 +192,28 @@ def compute_activation_bytes(config: Config, mesh: ParallelDegrees) -> Activatio
 def count_micro_batches_in_flight(config: Config, mesh: ParallelDegrees, rank: int) -> float:
     """Return the maximum number of micro batches whose activations a pipeline rank stores.
 
-    p - rank under 1F1B; with v stages per rank (p - 1)/(p v) as many more (arXiv 2205.05198,
-    section 4.2.3).
+    p - rank under 1F1B. With v stages per rank, the warm-up of torch's interleaved schedule has
+    (v - 1) p + 2 (p - 1 - rank) passes of a stage, one more follows, and each is of 1/v of the
+    layers. A zero-bubble schedule has p - 1 - rank fewer passes, and stores the activations of
+    `rank` passes longer, until it computes the gradients of their weights.
     """
-    in_flight = float(mesh.pp - rank)
-    if config.parallelism.pipeline_schedule is not PipelineSchedule.one_f_one_b:
-        in_flight += (mesh.pp - 1) / config.parallelism.stages_per_rank
+    num_stages, stages_after = config.parallelism.stages_per_rank, mesh.pp - 1 - rank
+    in_flight = float(mesh.pp)
+    if config.parallelism.pipeline_schedule is PipelineSchedule.one_f_one_b:
+        in_flight = stages_after + 1.0
+    elif not _is_zero_bubble(config):
+        in_flight = ((num_stages - 1) * mesh.pp + 2 * stages_after + 1) / num_stages
     return min(config.num_micro_batches, in_flight)
+
+
+def _count_delayed_layers(config: Config, state: PipelineStageMemory) -> float:
+    """Return the layers of passes whose gradients of weights a zero-bubble schedule delays."""
+    num_passes = min(config.num_micro_batches, state.rank) if _is_zero_bubble(config) else 0
+    return num_passes * state.stage.num_layers / config.parallelism.stages_per_rank
+
+
+def _is_zero_bubble(config: Config) -> bool:
+    return config.parallelism.pipeline_schedule is PipelineSchedule.zero_bubble
 
 
 def _is_nxd(config: Config) -> bool:
@@ -209,12 +228,14 @@ def _estimate_activation_terms(
     logits = activations.logits if stage.is_last else 0.0
     saved = sum(count * activations.saved[layer] for layer, count in stage.layers)
     temporary = max(activations.temporary[layer] for layer, _ in stage.layers)
+    in_flight = count_micro_batches_in_flight(config, mesh, state.rank)
     return {
-        "activations": count_micro_batches_in_flight(config, mesh, state.rank)
-        * (saved + activations.shared),
+        "activations": in_flight * (saved + activations.shared)
+        + _count_delayed_layers(config, state) * temporary,
         "logits": logits,
         "working": max(0.0, temporary - logits),
-        "collectives": _estimate_collective_buffer_bytes(config, mesh, stage),
+        "collectives": _estimate_collective_buffer_bytes(config, mesh, stage)
+        + _estimate_pipeline_buffer_bytes(config, mesh, stage, in_flight),
     }
 
 
@@ -278,6 +299,20 @@ def _estimate_collective_buffer_bytes(
     if zero > 1:
         itemsizes = get_itemsize(precision.grad_dtype) + get_itemsize(precision.reduce_dtype)
         buffers += max(stage.layer_numels) * itemsizes
-    if mesh.pp > 1:  # activations and gradients, sent and received
-        buffers += 4 * hidden / (mesh.tp if config.parallelism.sequence_parallel else 1)
     return buffers
+
+
+def _estimate_pipeline_buffer_bytes(
+    config: Config, mesh: ParallelDegrees, stage: PipelineStageShard, in_flight: float
+) -> float:
+    """Return the bytes of tensors that stages exchange, and that no layer saves.
+
+    These are the outputs of all passes in flight, which the last stage does not send, an input that
+    is received in advance, and a received and a sent gradient.
+    """
+    if mesh.pp == 1:
+        return 0.0
+    layout = config.parallelism
+    num_outputs = in_flight * layout.stages_per_rank - (in_flight if stage.is_last else 0)
+    num_token_shards = mesh.tp if layout.sequence_parallel else 1
+    return (num_outputs + 3) * compute_hidden_bytes(config) / num_token_shards

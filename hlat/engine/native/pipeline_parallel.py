@@ -165,7 +165,7 @@ class PipelineRunner:
 
     def _build_stages(self, shape: tuple[int, int]) -> "list[PipelineStage]":
         """Return torch's stages of this rank for micro batches of `shape`."""
-        from torch.distributed.pipelining import PipelineStage
+        from hlat.engine.native.pipeline_stage import TransientBufferStage
 
         device = next(next(iter(self._model_parts.values())).parameters()).device
         activation = torch.empty(
@@ -175,13 +175,12 @@ class PipelineRunner:
             requires_grad=True,  # the stages send its gradient back
         )
         return [
-            PipelineStage(
+            TransientBufferStage(
                 _PipelineStageModule(part),
                 stage,
                 self._last_stage + 1,
-                device,
-                input_args=() if stage == 0 else (activation,),
-                output_args=(activation,),
+                activation,
+                device=device,
                 group=self._axis.group,
             )
             for stage, part in self._model_parts.items()
