@@ -50,7 +50,7 @@ class MemoryEstimate:
         optimizer_state: Tensors of the optimizer, such as moments.
         activations: Activations saved for backward, of all micro batches in flight.
         logits: Logits of one chunk and the gradient of the head.
-        working: Temporaries of a layer's backward pass, beyond `logits`.
+        working: Temporaries and sent gradients of a layer's backward pass, beyond `logits`.
         collectives: Send and receive buffers.
         saving: Snapshot of an asynchronous save, if it is on the device.
         process: Interpreter and libraries of the process, if the device is its host.
@@ -228,13 +228,14 @@ def _estimate_activation_terms(
     logits = activations.logits if stage.is_last else 0.0
     saved = sum(count * activations.saved[layer] for layer, count in stage.layers)
     temporary = max(activations.temporary[layer] for layer, _ in stage.layers)
+    sent_gradients = _estimate_layer_gradient_bytes(config, mesh, stage)
     in_flight = count_micro_batches_in_flight(config, mesh, state.rank)
     return {
         "activations": in_flight * (saved + activations.shared)
         + _count_delayed_layers(config, state) * temporary,
         "logits": logits,
-        "working": max(0.0, temporary - logits),
-        "collectives": _estimate_collective_buffer_bytes(config, mesh, stage)
+        "working": max(0.0, temporary + sent_gradients - logits),
+        "collectives": _estimate_collective_buffer_bytes(config, mesh)
         + _estimate_pipeline_buffer_bytes(config, mesh, stage, in_flight),
     }
 
@@ -283,22 +284,26 @@ def _estimate_process_bytes(config: Config, mesh: ParallelDegrees) -> float:
     return gib * 2**30
 
 
-def _estimate_collective_buffer_bytes(
+def _estimate_layer_gradient_bytes(
     config: Config, mesh: ParallelDegrees, stage: PipelineStageShard
 ) -> float:
+    """Return the bytes of a layer's gradients, which FSDP2 sends during the pass of the next."""
+    precision = config.precision
+    if config.parallelism.zero < 2 or mesh.dp == 1:
+        return 0.0
+    itemsizes = get_itemsize(precision.grad_dtype) + get_itemsize(precision.reduce_dtype)
+    return float(max(stage.layer_numels) * itemsizes)
+
+
+def _estimate_collective_buffer_bytes(config: Config, mesh: ParallelDegrees) -> float:
     """Return the bytes of send and receive buffers.
 
     Tensor parallelism gathers a micro batch's hidden states. NxD's ZeRO-1 sends gradients in
-    buckets; FSDP2 sends those of a layer during the computation of the next.
+    buckets.
     """
-    precision, hidden = config.precision, compute_hidden_bytes(config)
-    zero = config.parallelism.zero if mesh.dp > 1 else 0
-    buffers = 2.0 * hidden if mesh.tp > 1 else 0.0
-    if zero == 1 and _is_nxd(config):
+    buffers = 2.0 * compute_hidden_bytes(config) if mesh.tp > 1 else 0.0
+    if config.parallelism.zero == 1 and mesh.dp > 1 and _is_nxd(config):
         buffers += 2 * _NXD_BUCKET_BYTES
-    if zero > 1:
-        itemsizes = get_itemsize(precision.grad_dtype) + get_itemsize(precision.reduce_dtype)
-        buffers += max(stage.layer_numels) * itemsizes
     return buffers
 
 
