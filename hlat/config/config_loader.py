@@ -29,6 +29,7 @@ from hlat.config import extensions, launcher_plugins, yaml_loader
 from hlat.config.components import list_group_choices
 from hlat.config.config_copies import CopiedConfig
 from hlat.config.config_errors import ConfigError, raise_config_errors
+from hlat.config.data_domains import add_domains, clear_domains
 from hlat.config.hydra_config_security import find_code_references, validate_search_path
 from hlat.config.lr_grid import add_lr_axis
 from hlat.config.mixture_sampling import add_mixture_axis
@@ -106,6 +107,7 @@ class SafeConfigLoader(ConfigLoaderImpl):
         has_user_dirs = bool(_list_user_dirs(config_search_path))
         self._composed = {} if has_user_dirs else _composed_package_files
         self._groups: dict[str, bool] = {}
+        self._sweep_values: list[Override] | None = None
 
     def load_configuration(
         self,
@@ -136,6 +138,7 @@ class SafeConfigLoader(ConfigLoaderImpl):
             config_name, overrides, run_mode, from_shell, validate_sweep_overrides
         )
         raise_config_errors(find_code_references(config))
+        clear_domains(config)
         apply_run_length(config, overrides)
         extensions.list_loaded(config.get(extensions.KEY) or ())
         if run_mode is RunMode.MULTIRUN and validate_sweep_overrides:
@@ -180,11 +183,23 @@ class SafeConfigLoader(ConfigLoaderImpl):
                 self.validate_sweep_overrides_legal(parsed, run_mode, from_shell)
             choices = [str(o.input_line) for o in parsed if o not in values]
             config = self._load_choices(config_name, choices)
+            add_domains(config, values)
             _apply_values(config, values, parsed)
         else:
-            config = super().load_configuration(
-                config_name, overrides, run_mode, from_shell, validate_sweep_overrides
-            )
+            self._sweep_values = values
+            try:
+                config = super().load_configuration(
+                    config_name, overrides, run_mode, from_shell, validate_sweep_overrides
+                )
+            finally:
+                self._sweep_values = None
+        return config
+
+    def _compose_config_from_defaults_list(self, defaults: Any, repo: Any) -> DictConfig:
+        """Compose the files, and add the domains of a sweep before Hydra applies its values."""
+        config = super()._compose_config_from_defaults_list(defaults, repo)
+        if self._sweep_values is not None:
+            add_domains(config, self._sweep_values)
         return config
 
     def _load_choices(self, config_name: str | None, overrides: list[str]) -> DictConfig:

@@ -46,6 +46,14 @@ class DataConfig:
     """Directory to which relative paths refer."""
     sources: dict[str, SourceConfig] = MISSING
     """The sources by name; name and content seed the shuffle, so renaming a source reorders it."""
+    domains: str | None = None
+    """Directory, relative to data.root, with one directory of Arrow or Parquet files per source, as
+    `hlat prepare DIR domains=true` writes. They replace data.sources of the preset, with the bytes
+    of their files as weights, and data.name is the name of the directory; composition sets this
+    key to null. data.sources.NAME.weight=X changes a weight."""
+    heldout_domains: str | None = None
+    """The same with held-out documents: each directory has the name of a source and becomes its
+    heldout_paths; composition sets this key to null."""
     text_column: str = "text"
     """String column with one document per row."""
     tokenizer: str = MISSING

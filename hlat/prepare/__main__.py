@@ -21,6 +21,7 @@ from hlat.config.argument_parser import (
     run_and_exit,
 )
 from hlat.config.config_errors import ConfigError, ExitCode
+from hlat.config.data_domains import list_domains
 from hlat.data import embedded_corpus
 from hlat.data.arrow_dataset import ArrowDataset
 from hlat.prepare import (
@@ -38,9 +39,11 @@ from hlat.prepare import (
     text_losses,
     train_command,
 )
+from hlat.prepare.corpus_manifest import CorpusManifest
 from hlat.prepare.document_filters import FilterSettings
 from hlat.prepare.document_settings import DocumentSettings
 from hlat.prepare.input_files import SkippedFile
+from hlat.prepare.preparation_source import PreparationSource
 from hlat.storage.data_file import is_remote
 from hlat.storage.progress_bar import format_bytes, print_line
 
@@ -52,6 +55,7 @@ examples:
   hlat prepare my/texts filters=my_filters.py:drop_short,my_filters.py:mask_email
   hlat prepare texts/*.jsonl.zst output=data/mine        some files
   hlat prepare s3://bucket/texts output=data/mine        a bucket (needs s3fs)
+  hlat prepare my/corpus domains=true heldout=0.01       each directory of my/corpus as a source
   hlat prepare roneneldan/TinyStories                    a data set of huggingface.co
   hlat prepare RedPajama-Data-1T layout=redpajama output=data
   hlat prepare inspect=data                              counts, sizes, tokens and samples
@@ -100,6 +104,8 @@ def _build_parser() -> CommandLineParser:
     add("--output", type=Path, metavar="DIR", help=output)
     layouts = sorted(corpus_layouts.LAYOUTS)
     add("--layout", choices=layouts, help="published corpus that INPUT is a copy of")
+    domains = "prepare each directory in INPUT as one source, below output"
+    add("--domains", action="store_true", help=domains)
     add("--text-column", default="text", metavar="NAME", help="field of the text (default: text)")
     cores, workers = os.cpu_count(), "processes (default: one per core)"
     add("--workers", type=parse_positive_int, default=cores, metavar="N", help=workers)
@@ -178,7 +184,15 @@ def _find_usage_error(arguments: argparse.Namespace) -> str | None:
     if len(given) > 1:
         return f"{' and '.join(given)} cannot be combined"
     needs_input = [
-        *("output", "layout", "skip_damaged", "skip_unsupported", "separator", "min_chars"),
+        *(
+            "output",
+            "layout",
+            "domains",
+            "skip_damaged",
+            "skip_unsupported",
+            "separator",
+            "min_chars",
+        ),
         *("max_chars", "language", "filters", "dedup", "heldout", "seed", "encoding", "max_lost"),
     ]
     if given != ["INPUT"]:
@@ -189,6 +203,8 @@ def _find_usage_error(arguments: argparse.Namespace) -> str | None:
         return "max_lost= needs skip_damaged=true"
     if arguments.layout and not arguments.output:
         return "layout= needs output="
+    if arguments.domains and (arguments.layout or len(arguments.inputs) > 1):
+        return "domains= needs one INPUT and no layout="
     if arguments.layout and arguments.heldout:
         return "layout= and heldout= cannot be combined"
     if arguments.seed and not arguments.heldout:
@@ -225,8 +241,71 @@ def _prepare(arguments: argparse.Namespace) -> int:
     if arguments.tokenizer:
         shard_statistics.load_encoder(arguments.tokenizer)
     output = (arguments.output or _choose_output(arguments.inputs[0])).expanduser().absolute()
+    if arguments.domains:
+        return _prepare_domains(arguments, output, settings)
+    if arguments.layout:
+        return _prepare_layout(arguments, output, settings)
+    source, counts = _prepare_directory(arguments, arguments.inputs, output, settings)
+    command = train_command.format_train_command(source.targets, counts, arguments.tokenizer)
+    print(f"train on it: {command}")
+    return ExitCode.FINISHED
+
+
+def _prepare_layout(
+    arguments: argparse.Namespace, output: Path, settings: DocumentSettings
+) -> ExitCode:
+    """Prepare the sources of a layout."""
+    sources = _plan_sources(arguments, arguments.inputs, output, settings)
+    manifests = _convert(arguments, sources)
+    for manifest in manifests.values():
+        for line in text_losses.format_losses(manifest.lost, manifest.num_bytes_read):
+            print_line(line)
+    print(f"train on it: {train_command.format_layout_command(output, arguments.layout)}")
+    return ExitCode.FINISHED
+
+
+def _prepare_domains(
+    arguments: argparse.Namespace, output: Path, settings: DocumentSettings
+) -> ExitCode:
+    """Prepare each directory of the input as one source with its own report."""
+    domains = list_domains("INPUT", Path(arguments.inputs[0]).expanduser())
+    counts = [
+        _prepare_directory(arguments, [str(domain)], output / domain.name, settings)[1]
+        for domain in domains
+    ]
+    documents = [count for each in counts for count in each.values()]
+    reserved = None if settings.heldout is not None else min(documents)
+    command = train_command.format_domains_command(output, reserved, arguments.tokenizer)
+    print(f"train on it: {command}")
+    return ExitCode.FINISHED
+
+
+def _prepare_directory(
+    arguments: argparse.Namespace, inputs: Sequence[str], output: Path, settings: DocumentSettings
+) -> tuple[PreparationSource, dict[str, int]]:
+    """Prepare one source with its report; return it, and the documents of its directories."""
+    sources = _plan_sources(arguments, inputs, output, settings)
+    (source,) = sources
+    manifests = _convert(arguments, sources)
+    report = preparation_report.write_report(
+        source, manifests, arguments.tokenizer, arguments.workers
+    )
+    for line in preparation_report.format_summary(report):
+        print_line(line)
+    print(f"report: {output / preparation_report.MARKDOWN_FILE}")
+    return source, {name: manifest.totals["documents"] for name, manifest in manifests.items()}
+
+
+def _plan_sources(
+    arguments: argparse.Namespace, inputs: Sequence[str], output: Path, settings: DocumentSettings
+) -> list[PreparationSource]:
+    """Return the sources to prepare; print which files are skipped or missing.
+
+    Raises:
+        ConfigError: An input cannot be read, or most of its files are not supported.
+    """
     skipped: list[SkippedFile] = []
-    files = input_files.find_input_files(arguments.inputs, output, skipped)
+    files = input_files.find_input_files(inputs, output, skipped)
     records = text_losses.group_skipped(skipped)
     lines = [*text_losses.format_skipped(records, len(files))]
     num_unsupported = sum(one.reason != input_files.PREPARED_OUTPUT for one in skipped)
@@ -238,26 +317,15 @@ def _prepare(arguments: argparse.Namespace) -> int:
     )
     for line in [*lines, *notes]:
         print_line(line)
-    manifests = preparation.prepare_sources(
+    return sources
+
+
+def _convert(
+    arguments: argparse.Namespace, sources: Sequence[PreparationSource]
+) -> dict[str, CorpusManifest]:
+    return preparation.prepare_sources(
         sources, arguments.workers, arguments.skip_damaged, print_line, arguments.max_lost
     )
-    if arguments.layout:
-        for manifest in manifests.values():
-            for line in text_losses.format_losses(manifest.lost, manifest.num_bytes_read):
-                print_line(line)
-        print(f"train on it: {train_command.format_layout_command(output, arguments.layout)}")
-        return ExitCode.FINISHED
-    (source,) = sources
-    report = preparation_report.write_report(
-        source, manifests, arguments.tokenizer, arguments.workers
-    )
-    for line in preparation_report.format_summary(report):
-        print_line(line)
-    print(f"report: {output / preparation_report.MARKDOWN_FILE}")
-    counts = {name: manifest.totals["documents"] for name, manifest in manifests.items()}
-    command = train_command.format_train_command(source.targets, counts, arguments.tokenizer)
-    print(f"train on it: {command}")
-    return ExitCode.FINISHED
 
 
 def _build_settings(arguments: argparse.Namespace) -> DocumentSettings:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hlat.config.data import DataConfig
+from hlat.config.data_domains import DOMAINS_KEY
 from hlat.config.model_overrides import format_override
 from hlat.data.tokenizer_probe import MAX_TOKENIZER_BYTES
 from hlat.prepare import corpus_layouts, corpus_manifest
@@ -43,9 +44,25 @@ def format_train_command(
         key = "heldout_paths" if name == HELDOUT and len(directories) > 1 else "paths"
         words.append(f"data.sources.{_SOURCE}.{key}=[{path}]")
     if len(directories) == 1:
-        most = (min(num_documents.values()) - 1) // 2
-        if most < DataConfig.heldout_documents:
-            words.append(f"data.heldout_documents={max(1, most)}")
+        words += _list_reserved_overrides(min(num_documents.values()))
+    if tokenizer is not None:
+        words += list_tokenizer_overrides(tokenizer)
+    return _join(words)
+
+
+def format_domains_command(
+    output_dir: Path, num_documents: int | None, tokenizer: Path | None
+) -> str:
+    """Return the command that trains on each directory of a directory as a source.
+
+    Args:
+        output_dir: Directory of the prepared sources.
+        num_documents: Documents of the smallest source; None if they have held-out documents.
+        tokenizer: A tokenizer.json; None: the embedded tokenizer.
+    """
+    words = ["hlat", "train", format_override(DOMAINS_KEY, str(output_dir))]
+    if num_documents is not None:
+        words += _list_reserved_overrides(num_documents)
     if tokenizer is not None:
         words += list_tokenizer_overrides(tokenizer)
     return _join(words)
@@ -83,6 +100,12 @@ def list_tokenizer_overrides(tokenizer: Path) -> Iterator[str]:
         content = load_json(tokenizer, MAX_TOKENIZER_BYTES)
         ids = [*content["model"]["vocab"].values(), *(one["id"] for one in content["added_tokens"])]
         yield f"model.vocab_size={max(ids) + 1}"
+
+
+def _list_reserved_overrides(num_documents: int) -> list[str]:
+    """Return the override of the held-out documents for a source with few documents."""
+    most = (num_documents - 1) // 2
+    return [f"data.heldout_documents={max(1, most)}"] * (most < DataConfig.heldout_documents)
 
 
 def _join(words: list[str]) -> str:

@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from hlat.config.compose import compose_config
+from hlat.config.resolve import resolve_config
+from hlat.data.data_source import open_data_sources
 from hlat.prepare import __main__ as prepare
 from hlat.prepare import preparation
 from hlat.storage.progress_bar import format_bytes
@@ -144,6 +147,8 @@ def test_layout_reports_missing_sources(input_dir: Path, tmp_path: Path, run) ->
         (["--output", "x"], "output= needs INPUT"),
         (["in", "--inspect", "x"], "INPUT and inspect= cannot be combined"),
         (["--verify", "x", "--skip-damaged"], "skip_damaged= needs INPUT"),
+        (["in", "a", "--output", "x", "--domains"], "domains= needs one INPUT and no layout="),
+        (["--domains"], "domains= needs INPUT"),
         (["--verify", "x", "--tokenizer", "t"], "tokenizer= cannot be combined with verify="),
         (["in", "--output", "x", "--tokenizer", "t"], "tokenizer=t: cannot be read (No such"),
         (
@@ -165,6 +170,78 @@ def test_errors_are_one_line_and_exit_code_2(
     assert message in errors
     assert len(errors.splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def corpus_dir(tmp_path: Path, make_documents) -> Path:
+    """Write a corpus with one directory per domain, in other scripts and formats."""
+    for name, texts in (
+        ("wiki", ["維基百科", "статья", "a", "b", "c"]),
+        ("my-code", ["def f(): 1"]),
+    ):
+        (tmp_path / "corpus" / name / "inner").mkdir(parents=True)
+        for index, text in enumerate(texts):
+            (tmp_path / "corpus" / name / f"{index}.txt").write_text(text)
+    rows = [json.dumps({"text": text}) for text in make_documents("prepare", 9)]
+    (tmp_path / "corpus/my-code/inner/a.jsonl").write_text("\n".join(rows))
+    (tmp_path / "corpus/.DS_Store").write_text("")
+    return tmp_path / "corpus"
+
+
+def test_each_directory_becomes_a_source(corpus_dir: Path, tmp_path: Path, run) -> None:
+    out = tmp_path / "out"
+    code, printed, _ = run(corpus_dir, "--domains", "--output", out, "--workers", 1)
+    assert code == 0
+    command = f"hlat train data.domains={out} data.heldout_documents=2"
+    assert printed.splitlines()[-1] == f"train on it: {command}"
+    assert {path.name for path in out.iterdir()} == {"wiki", "my-code"}
+    counts = [
+        json.loads((out / name / "manifest.json").read_text())["documents"]
+        for name in ("wiki", "my-code")
+    ]
+    assert counts == [5, 10]
+    again = run(corpus_dir, "--domains", "--output", out, "--workers", 1)
+    assert again[0] == 0
+    assert again[1].splitlines()[-1] == printed.splitlines()[-1]
+
+
+def test_prepared_directories_train_with_their_heldout_sets(
+    corpus_dir: Path, tmp_path: Path, run
+) -> None:
+    """The data of the printed command are those that the loader opens, by source."""
+    out = tmp_path / "out"
+    words = (corpus_dir, "--domains", "--output", out, "--heldout", 0.3, "--workers", 1)
+    code, printed, _ = run(*words)
+    assert code == 0
+    (override,) = printed.splitlines()[-1].removeprefix("train on it: hlat train ").split()
+    config = resolve_config(compose_config([override]))
+    sources = open_data_sources(config.data, seed=0)
+    totals = {
+        name: (source.num_training_documents, source.num_heldout_documents)
+        for name, source in sources.items()
+    }
+    assert [*totals] == ["my-code", "wiki"]
+    assert [sum(each) for each in totals.values()] == [10, 5]
+    assert all(heldout > 0 for _, heldout in totals.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("维基/a.txt", "corpus/维基 has a name that no source can have"),
+        ("README.md", "corpus has 1 files beside its directories, such as README.md; move them"),
+    ],
+)
+def test_other_entries_beside_domains_stop_before_the_conversion(
+    name, message, corpus_dir: Path, tmp_path: Path, run
+) -> None:
+    (corpus_dir / name).parent.mkdir(exist_ok=True)
+    (corpus_dir / name).write_text("text")
+    code, _, errors = run(corpus_dir, "--domains", "--output", tmp_path / "out")
+    assert code == 2
+    assert message in errors
+    assert len(errors.splitlines()) == 1
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
