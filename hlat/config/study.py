@@ -41,9 +41,11 @@ class LrGridConfig:
 class MixtureSampleConfig:
     """Mixtures of the sources as an axis of a sweep: the base weights, and random ones around them.
 
-    The weights are those of data.sources. A random mixture is from a Dirichlet distribution with
-    the parameters strength x proportion. The logarithm of the strength is uniform between those of
-    min_strength and max_strength (RegMix, arXiv 2407.01492, section 3.1, and Olmix: 0.1 to 5).
+    The weights are those of data.sources, for the whole run or, with min_start and max_start, for
+    all steps before a last phase with random weights. A random mixture is from a Dirichlet
+    distribution with the parameters strength x proportion. The logarithm of the strength is uniform
+    between those of min_strength and max_strength (RegMix, arXiv 2407.01492, section 3.1, and
+    Olmix: 0.1 to 5).
     """
 
     num_mixtures: int | None = bounded(None, min=2, max=100_000)
@@ -55,6 +57,12 @@ class MixtureSampleConfig:
     max_strength: float = bounded(10.0, above=0, below=float("inf"))
     """Largest strength; the standard deviation of a proportion p is sqrt(p (1 - p) / (strength +
     1))."""
+    min_start: float | None = bounded(None, above=0, below=1)
+    """Smallest start of a last phase as a fraction of the steps: the weights of this phase are
+    sampled, around those of the last stage of a phase with two stages, or else of data.sources.
+    null: the weights of the whole run are sampled."""
+    max_start: float | None = bounded(None, above=0, below=1)
+    """Largest start; the start of each mixture is uniform between both, in multiples of 0.01."""
     max_epochs: float = bounded(4.0, above=0, below=float("inf"))
     """Largest number of passes over a source in a run, for the sources of tokens_per_epoch; as
     data.warn_epochs."""

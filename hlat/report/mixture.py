@@ -29,6 +29,7 @@ files are the names of the points, and the base is the mean mixture.
 
 examples:
   hlat mixture runs where="tracking.wandb.group=mixture"     the runs of +sweep=mixture
+  hlat mixture runs/phases                                   weights and start of a last phase
   hlat mixture runs output=mixture                           page, figure, and proposal as a phase
   hlat mixture runs target=code:2,prose:1 max_epochs=2       another mean, fewer repetitions
   hlat mixture runs tokens=20e9                              limit the epochs of a longer run
@@ -47,7 +48,8 @@ def _build_parser() -> CommandLineParser:
     parser = CommandLineParser(
         "mixture",
         "Fit regressions of the held-out losses of finished runs on the weights of their sources,\n"
-        "with cross-validated errors, and propose the weights with the lowest predicted loss.",
+        "with cross-validated errors, and propose the weights with the lowest predicted loss, for\n"
+        "the whole run or, with a start, for its last phase.",
         _EXAMPLES,
     )
     add = parser.add_argument

@@ -13,7 +13,13 @@ from hlat.figures.report_figure import FIGURE_SIZE, INK, MUTED, SERIES, ReportFi
 from hlat.report.report_writer import TEMPLATES, detect_columns, write_figures
 from hlat.storage.durable_files import replace_file
 from hlat.study.mixture_analysis import MixtureAnalysis
-from hlat.study.mixture_text import build_tables, format_gain, format_headline, format_target
+from hlat.study.mixture_text import (
+    build_tables,
+    format_gain,
+    format_headline,
+    format_start,
+    format_target,
+)
 
 _NAME = "mixtures"
 _MAX_LABEL = 12
@@ -30,7 +36,12 @@ def write_mixture_page(analysis: MixtureAnalysis, output_dir: Path) -> list[str]
         title="Mixture study",
         name=analysis.points.location,
         facts=[],
-        lines=[format_headline(analysis), *analysis.notes, format_gain(analysis)],
+        lines=[
+            format_headline(analysis),
+            *analysis.notes,
+            *format_start(analysis),
+            format_gain(analysis),
+        ],
         warnings=analysis.warnings,
         tables={
             caption: (detect_columns(headers, rows), rows)
@@ -61,7 +72,8 @@ def build_mixture_figure(analysis: MixtureAnalysis) -> ReportFigure:
         labels = [_shorten(name) for name in points.sources]
         rotation = 90 if len(labels) > 6 else 0
         axes.set_xticks(positions, labels, rotation=rotation)
-        axes.set_ylabel("proportion of tokens")
+        part = " of the last phase" if points.has_phase.any() else ""
+        axes.set_ylabel(f"proportion of tokens{part}")
         axes.set_ylim(bottom=0)
         _draw_legend(figure)
         return figure
@@ -104,16 +116,19 @@ def _build_rows(analysis: MixtureAnalysis) -> list[list[object]]:
     weights = [f"weight.{name}" for name in points.sources]
     losses = [f"loss.{name}" for name in points.domains]
     scores = {f"predicted.{each.form.value}": each for each in analysis.scores if each.form}
-    rows: list[list[object]] = [["point", *weights, *losses, "target", *scores]]
+    rows: list[list[object]] = [["point", *weights, "start", *losses, "target", *scores]]
     targets = points.losses @ analysis.target
     predicted = [score.predictions @ analysis.target for score in scores.values()]
     for index, name in enumerate(points.names):
-        values = (points.weights[index], points.losses[index], targets[index : index + 1])
+        start = points.starts[index : index + 1]
+        values = (points.weights[index], start, points.losses[index], targets[index : index + 1])
         cells = [value for part in values for value in part.tolist()]
         rows.append([name, *cells, *(float(column[index]) for column in predicted)])
-    for name, mixture, found in (
-        ("base, predicted", points.base, proposal.base_losses),
-        ("proposal, predicted", proposal.weights, proposal.losses),
+    for name, mixture, begin, found in (
+        ("base, predicted", points.base, 0.0, proposal.base_losses),
+        ("proposal, predicted", proposal.weights, proposal.start, proposal.losses),
     ):
-        rows.append([name, *mixture.tolist(), *found.tolist(), float(found @ analysis.target)])
+        rows.append(
+            [name, *mixture.tolist(), begin, *found.tolist(), float(found @ analysis.target)]
+        )
     return rows

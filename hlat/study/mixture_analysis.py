@@ -16,6 +16,7 @@ from hlat.study.mixture_regression import (
     fit_domains,
     list_available_forms,
 )
+from hlat.study.phase_features import choose_exponent
 from hlat.study.power_law import Array
 
 
@@ -83,10 +84,31 @@ class MixtureAnalysis:
                 f"the proposal is at the edge of the sampled weights of {names}; a better mixture "
                 "may be outside: sample wider, with a smaller study.mixture.min_strength"
             )
+        if self.points.has_phase.any():
+            lines += self._list_start_warnings()
         if proposal.gain.value <= 0:
             lines.append("no mixture is predicted to be better than the base")
         elif not proposal.gain.low > 0:
             lines.append("the interval of the gain contains 0")
+        return lines
+
+    def _list_start_warnings(self) -> list[str]:
+        """Return the limits of the start of a last phase."""
+        proposal, points = self.proposal, self.points
+        low, high = proposal.bounds.starts
+        if low == high:
+            return [f"the start is {low:.2f} in all runs, so that its effect is unknown"]
+        lines = []
+        if math.isnan(points.exponent):
+            lines.append(
+                "recent shares do not reduce the error, so that only the tokens of each source "
+                "count: other starts with other weights have the same prediction"
+            )
+        elif proposal.is_start_at_edge:
+            lines.append(
+                f"the start is at the edge of the sampled ones, {low:.2f} to {high:.2f}; a better "
+                "start may be outside: set study.mixture.min_start or max_start"
+            )
         return lines
 
 
@@ -101,6 +123,7 @@ def analyze_mixtures(
     """
     validate_mixtures(points)
     target = _build_target(points.domains, settings.target)
+    points = choose_exponent(points, target)
     tokens = points.tokens if settings.tokens is None else settings.tokens
     bounds = build_bounds(points, settings.max_epochs, tokens)
     forms = list_available_forms()

@@ -11,7 +11,7 @@ from hlat.study.scaling_text import format_interval
 
 PHASE_NAME = "mixture_proposal"
 """Name of the phase and of the study that compares it with phase=base."""
-_OMITTED_KEYS = ("phase.timeline", "run.seed", "run.name", "sweep")
+_OMITTED_KEYS = ("phase", "phase.timeline", "run.seed", "run.name", "sweep")
 _OMITTED_PREFIXES = ("study.", "hydra.", "hydra/")
 
 
@@ -24,13 +24,23 @@ def write_proposal(analysis: MixtureAnalysis, output_dir: Path) -> Path:
         f"# Proposal of hlat mixture from {len(analysis.points):,} models: {proposal.form.value}, "
         f"predicted gain {format_interval(proposal.gain, 3)}\n"
         f"name: {PHASE_NAME}\n"
-        "timeline:\n"
+        f"timeline:\n{_format_first_stage(analysis)}"
         f"  - name: proposal\n    weights:\n{weights}"
     )
     file = output_dir / "phase" / f"{PHASE_NAME}.yaml"
     file.parent.mkdir(parents=True, exist_ok=True)
     replace_file(file, text.encode())
     return file
+
+
+def _format_first_stage(analysis: MixtureAnalysis) -> str:
+    """Return the stage before the proposal, in the tokens of the fitted runs; empty without one."""
+    start, tokens = analysis.proposal.start, analysis.points.tokens
+    if not start:
+        return ""
+    return (
+        f"  # {start:g} of {tokens:,.0f} tokens\n  - {{name: base, tokens: {start * tokens:.0f}}}\n"
+    )
 
 
 def build_comparison_command(analysis: MixtureAnalysis, output_dir: Path) -> list[str]:

@@ -31,10 +31,13 @@ class MixturePoints:
         sources: Names of the sources of training data.
         domains: Names of the held-out sets.
         weights: Proportions of tokens [points, sources]; the sum of a row is 1 but for rounding.
+        starts: Fraction of the tokens before these weights [points], which have the proportions of
+            the base; 0: weights of the whole run, 1: a run of the base in a study of last phases.
         losses: Held-out loss [points, domains].
         base: Proportions of the base mixture [sources].
         tokens: Training tokens of the longest run; NaN if unknown.
         tokens_per_epoch: Tokens of one epoch of each source [sources]; NaN if unknown.
+        exponent: Exponent of the recent shares; NaN: the shares over the run are the only features.
     """
 
     location: str
@@ -42,10 +45,12 @@ class MixturePoints:
     sources: Sequence[str]
     domains: Sequence[str]
     weights: Array
+    starts: Array
     losses: Array
     base: Array
     tokens: float
     tokens_per_epoch: Array
+    exponent: float = math.nan
 
     def __len__(self) -> int:
         return len(self.names)
@@ -53,9 +58,48 @@ class MixturePoints:
     @property
     def mixtures(self) -> NDArray[np.intp]:
         """Index of the mixture of each point [points]; runs with other seeds share one."""
-        rounded = np.round(self.weights / _SAME_WEIGHT)
+        columns = np.column_stack([self.weights, self.starts])
+        rounded = np.round(columns / _SAME_WEIGHT)
         _, indices = np.unique(rounded, axis=0, return_inverse=True)
         return np.asarray(indices, np.intp).ravel()
+
+    @property
+    def has_phase(self) -> NDArray[np.bool_]:
+        """True for the points with a last phase of other weights [points]."""
+        return np.asarray((self.starts > 0) & (self.starts < 1))
+
+    @property
+    def features(self) -> Array:
+        """Inputs of a regression [points, features]."""
+        return self.build_features(self.weights, self.starts)
+
+    def build_features(self, weights: Array, starts: Array) -> Array:
+        """Return the inputs of a regression [mixtures, features].
+
+        Args:
+            weights: Proportions from a start to the end [mixtures, sources].
+            starts: Fraction of the tokens before it [mixtures].
+        """
+        shares = compute_shares(weights, starts, self.base)
+        if math.isnan(self.exponent):
+            return shares
+        # The last recent share follows from the others, as the sum of all is 1
+        recent = compute_shares(weights, starts, self.base, self.exponent)[:, :-1]
+        return np.hstack([shares, recent])
+
+
+def compute_shares(weights: Array, starts: Array, base: Array, exponent: float = 1.0) -> Array:
+    """Return the mean of the proportions over a run [mixtures, sources].
+
+    Args:
+        weights: Proportions from a start to the end [mixtures, sources].
+        starts: Fraction of the tokens before it [mixtures].
+        base: Proportions until then [sources].
+        exponent: The weight of the tokens until a fraction t of the run is t^exponent; 1: all
+            tokens have the same weight.
+    """
+    before = starts[:, None] ** exponent
+    return np.asarray(before * base + (1 - before) * weights)
 
 
 def load_csv_mixtures(weights_file: Path, losses_file: Path) -> MixturePoints:
@@ -86,6 +130,7 @@ def load_csv_mixtures(weights_file: Path, losses_file: Path) -> MixturePoints:
         sources=sources,
         domains=domains,
         weights=table,
+        starts=np.zeros(len(names)),
         losses=np.array([losses[name] for name in names]),
         base=table.mean(0),
         tokens=math.nan,
@@ -111,7 +156,8 @@ def _find_problems(points: MixturePoints) -> Iterator[str]:
             "always 1; a mixture needs at least two sources"
         )
         return
-    required = 2 * (num_sources + 1)  # twice the constants of the log-linear form
+    # Twice the constants of the log-linear form, with recent shares if there is a last phase
+    required = 4 * num_sources if points.has_phase.any() else 2 * (num_sources + 1)
     if num_mixtures < required:
         yield (
             f"{points.location} has {num_mixtures:,} mixtures of {num_sources} sources; train at "
@@ -119,7 +165,7 @@ def _find_problems(points: MixturePoints) -> Iterator[str]:
             f"study.mixture.num_mixtures={4 * required}"
         )
         return
-    spans = np.ptp(points.weights, axis=0)
+    spans = np.ptp(points.features, axis=0)
     constant = [name for name, span in zip(points.sources, spans, strict=True) if span == 0]
     if constant:
         weight = float(points.weights[0, points.sources.index(constant[0])])

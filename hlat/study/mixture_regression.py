@@ -1,5 +1,8 @@
 """Regressions of a held-out loss on the mixture of sources, with cross-validation.
 
+The features of a mixture of the whole run are its proportions. Those of a last phase are shares
+over the run and of recent tokens (phase_features.py).
+
 The linear form and LightGBM are those of RegMix (Liu et al., arXiv 2407.01492, section 3.2), the
 log-linear form that of data mixing laws (Ye et al., arXiv 2403.16952, equation 1), which Olmix uses
 by default: L = c + exp(sum over sources of t_j r_j), with the proportions r_j and c at least 0.
@@ -37,7 +40,7 @@ _MAX_EVALUATIONS = 100
 ones change no prediction."""
 
 Predictor = Callable[[Array], Array]
-"""Function from proportions [points, sources] to losses [points]."""
+"""Function from features [points, features] to losses [points]."""
 
 
 class MixtureForm(Enum):
@@ -81,7 +84,7 @@ def list_available_forms() -> list[MixtureForm]:
 
 
 def fit_regression(form: MixtureForm, weights: Array, losses: Array) -> Predictor:
-    """Return the regression of a loss [points] on proportions [points, sources].
+    """Return the regression of a loss [points] on features [points, features].
 
     Raises:
         ConfigError: LightGBM is not installed.
@@ -95,19 +98,19 @@ def fit_regression(form: MixtureForm, weights: Array, losses: Array) -> Predicto
 
 def fit_domains(form: MixtureForm, points: MixturePoints) -> list[Predictor]:
     """Return the regression of each domain."""
-    return [fit_regression(form, points.weights, losses) for losses in points.losses.T]
+    return [fit_regression(form, points.features, losses) for losses in points.losses.T]
 
 
-def predict_target(predictors: Sequence[Predictor], target: Array, weights: Array) -> Array:
-    """Return the weighted mean of the losses [points] at proportions [points, sources].
+def predict_target(predictors: Sequence[Predictor], target: Array, features: Array) -> Array:
+    """Return the weighted mean of the losses [points] at features [points, features].
 
     Args:
         predictors: Regression of each domain.
         target: Weight of each domain in the mean [domains]; their sum is 1.
-        weights: Proportions.
+        features: Features.
     """
     used = [(predict, share) for predict, share in zip(predictors, target, strict=True) if share]
-    return np.asarray(sum(share * predict(weights) for predict, share in used))
+    return np.asarray(sum(share * predict(features) for predict, share in used))
 
 
 def cross_validate(form: MixtureForm | None, points: MixturePoints, target: Array) -> FormScore:
@@ -117,15 +120,15 @@ def cross_validate(form: MixtureForm | None, points: MixturePoints, target: Arra
     of a mixture are in one part.
     """
     folds = _assign_folds(points.mixtures)
-    predictions = np.empty_like(points.losses)
+    features, predictions = points.features, np.empty_like(points.losses)
     for fold in range(int(folds.max()) + 1):
         inside = folds == fold
         for domain, losses in enumerate(points.losses.T):
             if form is None:
                 predictions[inside, domain] = losses[~inside].mean()
             else:
-                predict = fit_regression(form, points.weights[~inside], losses[~inside])
-                predictions[inside, domain] = predict(points.weights[inside])
+                predict = fit_regression(form, features[~inside], losses[~inside])
+                predictions[inside, domain] = predict(features[inside])
     pairs = [*zip(predictions.T, points.losses.T, strict=True)]
     whole = predictions @ target, points.losses @ target
     errors = np.array([compute_error(*pair) for pair in pairs])

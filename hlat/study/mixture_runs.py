@@ -39,7 +39,7 @@ def load_run_mixtures(
 
     Raises:
         ConfigError: There is no finished run, the runs differ in other settings than the mixture,
-            or a run lacks a held-out loss or has several stages.
+            or a run lacks a held-out loss or has more than two stages.
     """
     loaded = [load_finished_runs(directory, where) for directory in directories]
     by_path = {
@@ -56,7 +56,7 @@ def load_run_mixtures(
     rows, settings = zip(*by_path.values(), strict=True)
     raise_config_errors(_find_differences(settings))
     base = _read_base(settings[0])
-    mixtures = [_read_mixture(path, each, base) for path, (_, each) in by_path.items()]
+    mixtures, starts = _read_mixtures(by_path, base)
     domains = _list_domains(rows)
     num_unfinished = sum(num for _, num in loaded)
     notes = [f"omitted {num_unfinished:,} runs that have not finished"] if num_unfinished else []
@@ -65,7 +65,8 @@ def load_run_mixtures(
         names=[*by_path],
         sources=[*base],
         domains=[domain.removeprefix(HELDOUT_PREFIX) for domain in domains],
-        weights=normalize_weights(np.array(mixtures)),
+        weights=normalize_weights(mixtures),
+        starts=starts,
         losses=_read_losses(by_path, domains),
         base=normalize_weights(np.array([*base.values()])),
         tokens=max(get_number(row, "tokens") for row in rows),
@@ -100,17 +101,46 @@ def _read_base(settings: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def _read_mixture(path: str, settings: Mapping[str, Any], base: Mapping[str, float]) -> list[float]:
-    """Return the weights of the only stage of a run, in the order of the base."""
+def _read_mixtures(
+    by_path: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]], base: Mapping[str, float]
+) -> tuple[Array, Array]:
+    """Return the weights of the last stage [runs, sources], and its start [runs].
+
+    In a study of last phases, runs with the base weights only have the start 1.
+    """
+    pairs = [_read_mixture(path, *run, base) for path, run in by_path.items()]
+    weights = [mixture or [*base.values()] for mixture, _ in pairs]
+    starts = np.array([start for _, start in pairs])
+    if starts.any():
+        starts[[mixture is None for mixture, _ in pairs]] = 1.0
+    return np.array(weights), starts
+
+
+def _read_mixture(
+    path: str, row: Mapping[str, Any], settings: Mapping[str, Any], base: Mapping[str, float]
+) -> tuple[list[float] | None, float]:
+    """Return the weights of the last stage of a run in the order of the base, and its start.
+
+    The weights are None if they are those of the base.
+    """
     timeline = settings.get("phase.timeline")
     stages = timeline if isinstance(timeline, list) else []
-    if len(stages) != 1 or not isinstance(stages[0], dict):
+    if not 1 <= len(stages) <= 2 or not all(isinstance(stage, dict) for stage in stages):
         raise ConfigError(
-            f"{path} has {len(stages)} stages, and a regression needs one mixture per run; omit "
-            "it with where="
+            f"{path} has {len(stages)} stages, and a regression needs one mixture per run, or one "
+            "after the base weights; omit it with where="
         )
-    weights = stages[0].get("weights") or base
-    return [float(weights.get(name, 0)) for name in base]
+    if len(stages) == 2 and (stages[0].get("weights") or base) != base:
+        raise ConfigError(
+            f"{path}: the first of two stages has weights of its own, and a regression needs those "
+            "of data.sources; omit it with where="
+        )
+    weights = stages[-1].get("weights")
+    tokens = stages[0].get("tokens") if len(stages) == 2 else 0
+    start = float(tokens or 0) / get_number(dict(row), "tokens")
+    if weights is None or not start < 1:  # the run ends before the last stage
+        return None, 0.0
+    return [float(weights.get(name, 0)) for name in base], start
 
 
 def _list_domains(rows: Sequence[Mapping[str, Any]]) -> list[str]:

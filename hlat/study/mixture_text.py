@@ -23,7 +23,7 @@ def format_mixtures(analysis: MixtureAnalysis) -> list[str]:
     lines = [format_headline(analysis), *analysis.notes]
     for caption, (headers, rows) in build_tables(analysis).items():
         lines += ["", caption, *format_table(headers, rows)]
-    lines += ["", format_gain(analysis)]
+    lines += ["", *format_start(analysis), format_gain(analysis)]
     return [*lines, *(f"WARNING: {warning}" for warning in analysis.warnings)]
 
 
@@ -35,6 +35,22 @@ def format_headline(analysis: MixtureAnalysis) -> str:
         f"{count:,} mixtures of {len(points.sources)} sources in {len(points):,} models of "
         f"{points.location}"
     )
+
+
+def format_start(analysis: MixtureAnalysis) -> list[str]:
+    """Return the start of a proposed last phase as a sentence; empty for the whole run."""
+    points, proposal = analysis.points, analysis.proposal
+    if not points.has_phase.any():
+        return []
+    low, high = proposal.bounds.starts
+    features = "shares over the run"
+    if not math.isnan(points.exponent):
+        half = 1 - 0.5 ** (1 / points.exponent)
+        features += f" and recent shares, of which the last {half:.0%} of the tokens are half"
+    return [
+        f"the proposal is for a last phase after {proposal.start:.2f} of the tokens, sampled "
+        f"{low:.2f} to {high:.2f}; features: {features}"
+    ]
 
 
 def format_gain(analysis: MixtureAnalysis) -> str:
@@ -76,6 +92,10 @@ def summarize_mixtures(analysis: MixtureAnalysis) -> dict[str, Any]:
         "proposal": {
             "form": proposal.form.value,
             "weights": dict(zip(points.sources, proposal.weights.tolist(), strict=True)),
+            "start": proposal.start,
+            "starts": list(bounds.starts),
+            "exponent": None if math.isnan(points.exponent) else points.exponent,
+            "shares": dict(zip(points.sources, proposal.shares.tolist(), strict=True)),
             "base": dict(zip(points.sources, points.base.tolist(), strict=True)),
             "limits": dict(zip(points.sources, bounds.limits.tolist(), strict=True)),
             "base_target": proposal.base_target,
@@ -130,7 +150,7 @@ def _build_weights(analysis: MixtureAnalysis) -> Table:
     points, proposal = analysis.points, analysis.proposal
     bounds, edges = proposal.bounds, proposal.find_edges().tolist()
     limited = proposal.find_limited().tolist()
-    epochs = proposal.weights * analysis.tokens / points.tokens_per_epoch
+    epochs = proposal.shares * analysis.tokens / points.tokens_per_epoch
     rows = []
     for index, source in enumerate(points.sources):
         remarks = ["edge of the sampled weights"] * (index in edges)
@@ -141,11 +161,13 @@ def _build_weights(analysis: MixtureAnalysis) -> Table:
                 f"{points.base[index]:.3f}",
                 f"{proposal.weights[index]:.3f}",
                 f"{bounds.low[index]:.3f} to {bounds.sampled[index]:.3f}",
+                *([f"{proposal.shares[index]:.3f}"] if points.has_phase.any() else []),
                 f"{epochs[index]:.2g}" if np.isfinite(epochs[index]) else UNKNOWN,
                 ", ".join(remarks),
             ]
         )
-    return ["source", "base", "proposal", "sampled", "epochs", ""], rows
+    run = ["whole run"] if points.has_phase.any() else []
+    return ["source", "base", "proposal", "sampled", *run, "epochs", ""], rows
 
 
 def _build_losses(analysis: MixtureAnalysis) -> Table:

@@ -26,6 +26,7 @@ POINTS = {
     "isoflop": 24,
     "ladder": 48,
     "mixture": 32,
+    "mixture_phase": 48,
     "moe": 20,
     "optimizers": 35,
     "parallelism": 6,
@@ -47,7 +48,7 @@ COMMON = ("run.seed=2", "optimizer.lr=0.004")
 GRIDS = [study for study in STUDIES if study.stem not in ("search", "mixture_proposal")]
 SMALLER = (
     *("averaging", "beta2", "beta2_contrasts", "init", "mixture", "precision", "qk_norm"),
-    *("upsampling", "warmup", "weight_decay", "z_loss"),
+    *("mixture_phase", "upsampling", "warmup", "weight_decay", "z_loss"),
 )
 NUM_PARAMETERS = dict.fromkeys(SMALLER, (5e5, 1e6)) | {
     "isoflop": (2e5, 3e6),

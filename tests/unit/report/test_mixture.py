@@ -24,8 +24,11 @@ def write_runs(root: Path, num_mixtures: int = 9, *overrides: str) -> None:
     timelines = load_sweep_axes(words).axes["phase.timeline"]
     for index, timeline in enumerate(timelines):
         config = compose_config([*words, f"phase.timeline={timeline}", "run.name=x"])
-        weights = config.phase.timeline[0].weights or {"code": 0.5, "prose": 0.3, "data": 0.2}
-        mixture = np.array([[weights[name] for name in ("code", "data", "prose")]])
+        base = {"code": 0.5, "prose": 0.3, "data": 0.2}
+        weights = config.phase.timeline[-1].weights or base
+        start = (config.phase.timeline[0].tokens or 0) / 10**6
+        shares = {name: start * base[name] + (1 - start) * weights[name] for name in base}
+        mixture = np.array([[shares[name] for name in ("code", "data", "prose")]])
         code, data = compute_losses(mixture)[0].tolist()
         run_dir = root / f"m{index}"
         write_run(run_dir, OmegaConf.to_yaml(config), 10**6, code, 0.5)
@@ -84,6 +87,30 @@ def test_runs_are_fitted_and_the_proposal_is_a_phase(
     assert float(base["loss.code"]) == pytest.approx(
         compute_losses(np.array([[0.5, 0.2, 0.3]]))[0, 0]
     )
+
+
+def test_runs_with_a_last_phase_are_fitted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run has 10^6 tokens, of which the sampled stages are the last."""
+    steps = ["schedule.total_steps=500", "batch.global_batch_size=16", "batch.sequence_length=125"]
+    words = ["study.mixture.min_start=0.3", "study.mixture.max_start=0.9", *steps]
+    write_runs(tmp_path / "runs", 14, *words, "schedule.warmup_steps=1")
+    output = tmp_path / "out"
+    assert main([str(tmp_path / "runs"), *FAST, f"output={output}", "json=true"]) == 0
+    text = capsys.readouterr().out
+    proposal = json.loads(text)["proposal"]
+    assert 0.3 <= proposal["start"] <= 0.9
+    assert proposal["starts"] == pytest.approx([0.3, 0.9], abs=0.15)
+    monkeypatch.setattr("sys.argv", ["hlat", "--config-dir", str(output)])
+    stages = compose_config(["phase=mixture_proposal"]).phase.timeline
+    assert stages[0].tokens == round(proposal["start"] * 1e6)
+    assert stages[1].weights == pytest.approx(proposal["weights"])
+    rows = [*csv.DictReader((output / "mixtures.csv").read_text().splitlines())]
+    assert float(rows[0]["start"]) == 1
+    assert float(rows[-1]["start"]) == proposal["start"]
+    assert "proportion of tokens of the last phase" in (output / "mixtures.svg").read_text()
+    assert "is for a last phase after" in (output / "mixture.html").read_text()
 
 
 def test_epochs_of_the_ledger_limit_the_proposal(

@@ -31,6 +31,7 @@ def build_points(
         sources=SOURCES,
         domains=("code", "data"),
         weights=weights,
+        starts=np.zeros(len(weights)),
         losses=losses + generator.normal(0, noise, losses.shape),
         base=BASE,
         tokens=tokens,
