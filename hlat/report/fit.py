@@ -35,6 +35,7 @@ examples:
   hlat fit runs group=run.seed                            a bootstrap of whole seeds
   hlat fit runs predict="model=tiny run.name=large"       register a prediction before that run
   hlat fit data=points.csv parameters="Model Size" flops="Training FLOP" metric=loss
+  hlat fit data=points.csv learning_rate=LR batch=Batch   best rate and batch over compute
 
 See docs/scaling.md."""
 
@@ -63,6 +64,9 @@ def _build_parser() -> CommandLineParser:
     add("--group", metavar="COLUMN", help="resample whole groups with equal values, not points")
     accuracy = "accuracy of a task to predict from the loss, such as scores.TASK of runs"
     add("--accuracy", metavar="COLUMN", help=accuracy)
+    rate, batch = "learning rate of a file (learning_rate)", "tokens of a step (batch_tokens)"
+    add("--learning-rate", metavar="COLUMN", help=rate)
+    add("--batch", metavar="COLUMN", help=batch)
     objectives = ("huber", "likelihood")
     objective = "sum of Huber losses (huber), or with free scale of the residuals"
     add("--objective", choices=objectives, default="huber", help=objective)
@@ -134,6 +138,11 @@ def _validate_source(arguments: argparse.Namespace) -> None:
         raise ConfigError("give either roots of runs, such as runs, or data=FILE.csv")
     if arguments.data is not None and (arguments.where is not None or arguments.repeated):
         raise ConfigError("where= and repeated= select runs; remove them, or data=")
+    if arguments.data is None and (arguments.learning_rate or arguments.batch):
+        raise ConfigError(
+            "learning_rate= and batch= name columns of data=FILE.csv; those of runs are "
+            "optimizer.lr and the tokens of a step"
+        )
 
 
 def _build_columns(arguments: argparse.Namespace, metric: str) -> "PointColumns":
@@ -146,6 +155,8 @@ def _build_columns(arguments: argparse.Namespace, metric: str) -> "PointColumns"
         arguments.metric or metric,
         arguments.group,
         arguments.accuracy,
+        arguments.learning_rate,
+        arguments.batch,
     )
 
 

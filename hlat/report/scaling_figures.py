@@ -14,6 +14,7 @@ from hlat.figures.report_figure import FIGURE_SIZE, INK, MUTED, SERIES, ReportFi
 from hlat.report.report_writer import write_figures
 from hlat.storage.durable_files import replace_file
 from hlat.study.compute_law import ComputeLaw
+from hlat.study.hyperparameter_law import HyperparameterLaw
 from hlat.study.power_law import Array
 from hlat.study.scaling_analysis import ScalingAnalysis
 from hlat.study.scaling_fit import CONFIDENCE, Interval, ScalingFit
@@ -32,6 +33,9 @@ def write_scaling_figures(analysis: ScalingAnalysis, output_dir: Path) -> list[s
         grid = _build_grid(analysis, analysis.compute_law)
         figures.append(build_compute_figure(analysis, analysis.compute_law, grid))
         tables["compute"] = _build_compute_rows(analysis.compute_law, grid)
+    for law in analysis.laws:
+        figures.append(build_law_figure(law, analysis.budgets))
+        tables[figures[-1].name] = _build_law_rows(law)
     write_figures(output_dir, figures)
     for name, rows in tables.items():
         text = io.StringIO()
@@ -124,6 +128,39 @@ def build_compute_figure(analysis: ScalingAnalysis, law: ComputeLaw, grid: Array
     return ReportFigure("compute", alt_text, draw, "Loss over compute", caption)
 
 
+def build_law_figure(law: HyperparameterLaw, budgets: Sequence[float]) -> ReportFigure:
+    """Return the optima of a hyperparameter over compute, with the law and its band."""
+    flops = [group.flops for group in law.groups]
+    grid = np.geomspace(min(flops), max(*flops, *budgets), _CURVE_POINTS)
+
+    def draw() -> Figure:
+        figure = Figure(figsize=FIGURE_SIZE, layout="constrained")
+        axes = figure.add_subplot()
+        for group in law.groups:
+            repeated = np.full(len(group.values), group.flops)
+            axes.plot(repeated, group.values, "o", color=MUTED, markersize=_MARKER_SIZE)
+        found = law.bracketed
+        best = [group.optimum.rate for group in found]
+        axes.plot([g.flops for g in found], best, "*", color=INK, markersize=7, label="optima")
+        if not law.reason:
+            _draw_band(axes, grid, [law.predict(float(at)) for at in grid], "a C^b")
+            axes.axvline(max(flops), color=MUTED, linestyle="dashed", linewidth=0.8)
+        axes.set_yscale("log")
+        axes.set_ylabel(law.name)
+        _format_log_axis(axes, "FLOPs")
+        axes.legend(fontsize=8)
+        return figure
+
+    lines = [f"{group.flops:.3g} FLOPs: {group.optimum.rate:.3g}" for group in law.bracketed]
+    caption = (
+        f"Dots: trained values. Stars: minima of parabolas. Band: {CONFIDENCE:.0%} interval of the "
+        "law. Dashed: largest fitted compute."
+    )
+    alt_text = f"Best {law.name} over compute; optima: {'; '.join(lines) or 'none'}."
+    name = law.name.replace(" ", "_")
+    return ReportFigure(name, alt_text, draw, f"Best {law.name} over compute", caption)
+
+
 def _build_grid(analysis: ScalingAnalysis, law: ComputeLaw) -> Array:
     end = max(*analysis.budgets, float(law.flops.max()))
     return np.geomspace(law.flops.min(), end, _CURVE_POINTS)
@@ -184,4 +221,15 @@ def _build_compute_rows(law: ComputeLaw, grid: Array) -> list[list[object]]:
     rows: list[list[object]] = [["flops", "loss", "low", "high"]]
     for flops, one in zip(grid.tolist(), law.predict(grid), strict=True):
         rows.append([flops, one.value, one.low, one.high])
+    return rows
+
+
+def _build_law_rows(law: HyperparameterLaw) -> list[list[object]]:
+    header = ["flops", "parameters", "tokens", "value", "loss", "best", "low", "high", "warning"]
+    rows: list[list[object]] = [[*header]]
+    for group in law.groups:
+        optimum = group.optimum
+        ends = (optimum.rate, optimum.low, optimum.high, group.reason)
+        for value, loss in zip(group.values.tolist(), group.losses.tolist(), strict=True):
+            rows.append([group.flops, group.parameters, group.tokens, value, loss, *ends])
     return rows

@@ -5,11 +5,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hlat.config.config_errors import ConfigError
 from hlat.study.compute_law import ComputeLaw, fit_compute_law
+from hlat.study.hyperparameter_law import (
+    HyperparameterLaw,
+    fit_hyperparameter_laws,
+    select_best_points,
+)
 from hlat.study.isoflop_curves import IsoflopCurve, build_isoflop_curves
 from hlat.study.power_law import PowerLawFit, fit_power_law
 from hlat.study.scaling_fit import FitSettings, Optimum, ScalingFit, fit_scaling_law
-from hlat.study.scaling_points import ScalingPoints
+from hlat.study.scaling_points import ScalingPoints, validate_points
 from hlat.study.task_curve import TaskCurve, fit_task_curve
 
 _DEFAULT_BUDGETS = (1.0, 10.0)
@@ -26,6 +32,7 @@ class ScalingAnalysis:
         curves: IsoFLOP curves.
         compute_law: Law of compute; None with few points.
         task: Accuracy of a task over loss; None without accuracies.
+        laws: Best learning rate and batch over compute, if groups of points vary them.
         budgets: Compute in FLOPs for which optima are printed.
         notes: Points that are not fitted.
     """
@@ -35,6 +42,7 @@ class ScalingAnalysis:
     curves: Sequence[IsoflopCurve]
     compute_law: ComputeLaw | None
     task: TaskCurve | None
+    laws: Sequence[HyperparameterLaw]
     budgets: Sequence[float]
     notes: Sequence[str]
 
@@ -49,7 +57,8 @@ class ScalingAnalysis:
         count = sum(not curve.has_optimum for curve in self.curves)
         text = f"{count:,} of {len(self.curves):,} IsoFLOP curves have no certain optimum and do "
         curves = [f"{text}not enter the exponents and the law of compute"] if count else []
-        return [*self.fit.list_warnings(self.budgets), *curves]
+        laws = [warning for law in self.laws for warning in law.warnings]
+        return [*self.fit.list_warnings(self.budgets), *curves, *laws]
 
 
 def analyze_points(
@@ -60,9 +69,16 @@ def analyze_points(
 ) -> ScalingAnalysis:
     """Return all fits to points.
 
+    If groups of equal size and length have several learning rates or batches, the laws of the loss
+    are those of the best ones.
+
     Raises:
         ConfigError: The points do not determine the law of parameters and tokens, or the accuracy.
     """
+    laws = fit_hyperparameter_laws(points, settings)
+    if laws:
+        points, more_notes = _select_fitted(points)
+        notes = [*notes, *more_notes]
     fit = fit_scaling_law(points, settings)
     other, other_fit = points.other_parameters, None
     if other is not None:
@@ -73,4 +89,17 @@ def analyze_points(
     task = fit_task_curve(points, settings)
     largest = float(points.flops.max())
     budgets = budgets or [factor * largest for factor in _DEFAULT_BUDGETS]
-    return ScalingAnalysis(fit, other_fit, curves, compute_law, task, budgets, notes)
+    return ScalingAnalysis(fit, other_fit, curves, compute_law, task, laws, budgets, notes)
+
+
+def _select_fitted(points: ScalingPoints) -> tuple[ScalingPoints, list[str]]:
+    """Return the points with the best hyperparameters, or all if these are too few, and a note."""
+    best = select_best_points(points)
+    try:
+        validate_points(best)
+    except ConfigError:
+        text = "points with the best learning rate and batch are too few for the law of parameters"
+        return points, [f"{len(best):,} {text} and tokens, which is fitted to all {len(points):,}"]
+    count = len(points) - len(best)
+    text = "points with another learning rate or batch than the best of their size and length from"
+    return best, [f"omitted {count:,} {text} the laws of the loss"] if count else []

@@ -37,6 +37,8 @@ class PointColumns:
         metric: Loss or another metric of which lower is better.
         group: Value by which a bootstrap resamples whole groups; None: each point separately.
         accuracy: Accuracy of a task; None: no prediction of accuracy.
+        learning_rate: Learning rate; None: `learning_rate`, if there is such a column.
+        batch: Tokens of a step; None: `batch_tokens`, if there is such a column.
     """
 
     parameters: str
@@ -45,6 +47,8 @@ class PointColumns:
     metric: str
     group: str | None = None
     accuracy: str | None = None
+    learning_rate: str | None = None
+    batch: str | None = None
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,8 @@ class ScalingPoints:
         epochs: Epochs of the most repeated source [points]; NaN if unknown.
         accuracies: Accuracy of a task [points]; None without one.
         accuracy_name: Name of its column.
+        learning_rates: Learning rates [points]; None if unknown.
+        batch_tokens: Tokens of a step [points]; None if unknown.
     """
 
     source: str
@@ -80,6 +86,8 @@ class ScalingPoints:
     epochs: Array | None = None
     accuracies: Array | None = None
     accuracy_name: str = ""
+    learning_rates: Array | None = None
+    batch_tokens: Array | None = None
 
     def __len__(self) -> int:
         return len(self.names)
@@ -112,6 +120,8 @@ class ScalingPoints:
             other_parameters=select_known(self.other_parameters),
             epochs=select_known(self.epochs),
             accuracies=select_known(self.accuracies),
+            learning_rates=select_known(self.learning_rates),
+            batch_tokens=select_known(self.batch_tokens),
         )
 
     def drop_highest(self, count: int) -> "ScalingPoints":
@@ -148,6 +158,7 @@ def load_csv_points(file: Path, columns: PointColumns) -> ScalingPoints:
     parameters, losses = parse(columns.parameters), parse(columns.metric)
     tokens, flops = parse(columns.tokens), parse(columns.flops)
     accuracies = parse(columns.accuracy)
+    learning_rates, batch_tokens = parse(columns.learning_rate), parse(columns.batch)
     raise_config_errors(problems)
     assert parameters is not None
     assert losses is not None
@@ -165,6 +176,8 @@ def load_csv_points(file: Path, columns: PointColumns) -> ScalingPoints:
         groups=groups,
         accuracies=accuracies,
         accuracy_name=columns.accuracy or "",
+        learning_rates=learning_rates,
+        batch_tokens=batch_tokens,
     )
 
 
@@ -232,20 +245,28 @@ def read_csv_rows(file: Path, key: str = "data") -> list[tuple[int, dict[str, st
 
 
 def _complete_columns(file: Path, columns: PointColumns, header: Sequence[str]) -> PointColumns:
-    """Return the columns with the default ones of tokens and FLOPs, if the file has them.
+    """Return the columns with those of the default names, if the file has them.
 
     Raises:
         ConfigError: The file lacks a column.
     """
-    tokens = columns.tokens or ("tokens" if "tokens" in header else None)
-    flops = columns.flops or ("flops" if "flops" in header else None)
+
+    def find_column(given: str | None, default: str) -> str | None:
+        return given or (default if default in header else None)
+
+    completed = replace(
+        columns,
+        tokens=find_column(columns.tokens, "tokens"),
+        flops=find_column(columns.flops, "flops"),
+        learning_rate=find_column(columns.learning_rate, "learning_rate"),
+        batch=find_column(columns.batch, "batch_tokens"),
+    )
     listed = f"; columns of the file: {', '.join(header)}"
-    if tokens is None and flops is None:
+    if completed.tokens is None and completed.flops is None:
         raise ConfigError(
             f"{file} has no column tokens or flops; name one with tokens=COLUMN or flops=COLUMN"
             f"{listed}"
         )
-    completed = replace(columns, tokens=tokens, flops=flops)
     for key, name in vars(completed).items():
         if name is not None and name not in header:
             raise ConfigError(f"{file} has no column {name}; name it with {key}=COLUMN{listed}")

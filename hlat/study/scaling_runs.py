@@ -82,6 +82,8 @@ def load_run_points(
         epochs=np.array([row["epochs"] for row in rows]),
         accuracies=_get_accuracies(rows, columns.accuracy),
         accuracy_name=columns.accuracy or "",
+        learning_rates=_get_known(rows, "learning_rate"),
+        batch_tokens=_get_known(rows, "batch_tokens"),
     )
     num_unfinished = sum(num for _, num in loaded)
     notes = [f"omitted {num_unfinished:,} runs that have not finished"] if num_unfinished else []
@@ -128,6 +130,12 @@ def _get_accuracies(rows: Sequence[Mapping[str, Any]], name: str | None) -> Arra
                 f"{row['run']} has no accuracy={name}; evaluate it, or omit it with where="
             )
     return np.array([row["accuracy"] for row in rows])
+
+
+def _get_known(rows: Sequence[Mapping[str, Any]], name: str) -> Array | None:
+    """Return a hyperparameter of runs; None if it is unknown or not positive for a run."""
+    values = np.array([row[name] for row in rows])
+    return values if (values > 0).all() else None
 
 
 def _drop_repeated(points: ScalingPoints, with_repeated: bool) -> tuple[ScalingPoints, list[str]]:
@@ -183,5 +191,7 @@ def _build_rows(runs: RunList, columns: PointColumns) -> Iterable[dict[str, Any]
             "group": format_column(row, settings, group[0]) if group else str(path),
             "epochs": count_epochs(record),
             "accuracy": get_metric(record, columns.accuracy or ""),
+            "learning_rate": get_number(dict(settings), "optimizer.lr"),
+            "batch_tokens": float(model.batch.tokens_per_step),
             **build_run_values(model.model, model.batch.sequence_length, row.get("tokens", 0)),
         }

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from hlat.study.hyperparameter_law import GroupOptimum, HyperparameterLaw
 from hlat.study.isoflop_curves import IsoflopCurve, fit_exponent
 from hlat.study.power_law import PowerLawFit
 from hlat.study.scaling_analysis import ScalingAnalysis
@@ -48,6 +49,8 @@ def format_analysis(analysis: ScalingAnalysis) -> list[str]:
         count = len(analysis.compute_law.flops)
         lines += ["", f"L = E + A / C^gamma, {count} {of}"]
         lines += _format_intervals(analysis.compute_law.constants)
+    for hyperparameter in analysis.laws:
+        lines += ["", *_format_law(hyperparameter, analysis.budgets)]
     lines += ["", "most influential points", *_format_influences(fit)]
     return [*lines, *(f"WARNING: {warning}" for warning in analysis.warnings)]
 
@@ -79,6 +82,7 @@ def summarize_analysis(analysis: ScalingAnalysis) -> dict[str, Any]:
         ],
         "compute_law": law and _summarize_intervals(law.constants),
         "task": analysis.task and _summarize_intervals(analysis.task.intervals),
+        "hyperparameters": [_summarize_law(law, analysis.budgets) for law in analysis.laws],
         "notes": [*analysis.notes],
         "warnings": analysis.warnings,
     }
@@ -167,6 +171,61 @@ def _format_curves(curves: Sequence[IsoflopCurve]) -> list[str]:
     tokens = fit_exponent(flops, [curve.tokens for curve in found])
     exponents = (f"N ~ C^a with a = {format_interval(sizes)}", f"b = {format_interval(tokens)}")
     return [*lines, ", D ~ C^b with ".join(exponents)]
+
+
+def _format_law(law: HyperparameterLaw, budgets: Sequence[float]) -> list[str]:
+    """Return the optimum of each group, the constants, and the optima of budgets."""
+    rows = [
+        [
+            *(_format_number(value) for value in (one.flops, one.parameters, one.tokens)),
+            str(len(one.values)),
+            format_interval(_get_best(one), 3),
+            _format_number(one.optimum.value),
+            one.reason,
+        ]
+        for one in law.groups
+    ]
+    headers = ["FLOPs", "parameters", "tokens", "values", f"best {law.name}", "loss", ""]
+    lines = [f"best {law.name} of models of equal size and length", *format_table(headers, rows)]
+    if law.reason:
+        return [*lines, law.reason]
+    lines += ["", f"best {law.name} = a C^b, {len(law.bracketed)} of {len(rows)} groups"]
+    lines += _format_intervals(law.constants)
+    at = ", ".join(
+        f"{format_interval(law.predict(budget), 3)} at {_format_number(budget)} FLOPs"
+        for budget in budgets
+    )
+    return [*lines, f"best {law.name}: {at}"]
+
+
+def _summarize_law(law: HyperparameterLaw, budgets: Sequence[float]) -> dict[str, Any]:
+    return {
+        "name": law.name,
+        "groups": [
+            {
+                "flops": one.flops,
+                "parameters": one.parameters,
+                "tokens": one.tokens,
+                "values": one.values.tolist(),
+                "losses": one.losses.tolist(),
+                "best": summarize_interval(_get_best(one)),
+                "loss": _clean(one.optimum.value),
+                "warning": one.reason,
+            }
+            for one in law.groups
+        ],
+        "constants": _summarize_intervals(law.constants),
+        "optima": [
+            {"flops": budget, "value": summarize_interval(law.predict(budget))}
+            for budget in ([] if law.reason else budgets)
+        ],
+        "warning": law.reason,
+    }
+
+
+def _get_best(group: GroupOptimum) -> Interval:
+    optimum = group.optimum
+    return Interval(optimum.rate, optimum.low, optimum.high)
 
 
 def _format_influences(fit: ScalingFit) -> list[str]:
