@@ -31,6 +31,7 @@ SLOW = {
     "own-idea",
     "recover-a-failed-run",
     "reproduce-the-paper",
+    "scaling",
     "trn1-to-trn2",
 }
 
@@ -99,6 +100,6 @@ def test_other_commands_compose(guide: str, command: str, compose) -> None:
         assert not find_config_problems(command, compose), guide
 
 
-def test_there_are_eleven_guides() -> None:
-    assert len(GUIDES) == 11
+def test_there_are_twelve_guides() -> None:
+    assert len(GUIDES) == 12
     assert {path.stem for path in GUIDES} >= SLOW
