@@ -12,7 +12,10 @@ from hlat.doctor.tolerances import compute_gradient_tolerance
     [
         ([], False),
         (["model=olmoe_tiny"], True),
-        (["model=olmoe_tiny", "model.mlp.moe.experts_per_token=${model.mlp.moe.num_experts}"], False),
+        (
+            ["model=olmoe_tiny", "model.mlp.moe.experts_per_token=${model.mlp.moe.num_experts}"],
+            False,
+        ),
     ],
 )
 def test_selection_of_experts_changes_roundings(compose, overrides, counts_forward_pass) -> None:
