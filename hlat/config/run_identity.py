@@ -33,7 +33,7 @@ from hlat.config.renamed_keys import restore_former_keys
 from hlat.config.run import Config, RunConfig
 from hlat.config.schedule import RELATIVE_FIELDS
 
-_DATA_DEFAULTS = {"data.bos_token": None}
+_DATA_DEFAULTS = {"data.bos_token": None, "data.domains": None, "data.heldout_domains": None}
 """Default values of data settings that older versions lack; omitted from the default run name."""
 _OPTIMIZER_DEFAULTS = {"optimizer.ema_decay": None}
 """The same for settings of the optimizer."""
