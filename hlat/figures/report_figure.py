@@ -6,6 +6,7 @@ panel is a separate figure, which stays legible on a phone.
 """
 
 import io
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing import Any
 
 import matplotlib
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
@@ -63,6 +65,8 @@ PAPER, INK, MUTED, _GRID, _, *SERIES = (light for light, _ in _PALETTE.values())
 CSS_VARIABLES = {light: f"--{name}" for name, (light, _) in _PALETTE.items()}
 _MAX_LABELS, _MAX_LABEL_ROWS = 40, 6
 """Number of curves up to which a legend has all labels, and rows of the legend of more curves."""
+_NUM_FREE_ROWS, _LABEL_ROW_INCHES = 3, 0.21
+"""Rows of a legend in a figure of the usual height, and the height that each further row adds."""
 _LINE_STYLES = ["solid", "dashed", "dashdot", "dotted"]
 _MARKS = {
     "resumed": ("dashed", "Dashed vertical lines: the run was resumed."),
@@ -298,7 +302,7 @@ def build_panel_figure(panel: Panel, record: RunRecord | None = None) -> ReportF
         curves = [(i, downsample_min_max(c, max_points)) for i, c in panel.static_curves]
         lines = [_draw_curve(axes, i, curve) for i, curve in curves]
         if len(panel.curves) > 1:
-            _draw_legend(figure, lines, [curve.label for _, curve in curves])
+            draw_legend(figure, lines, [curve.label for _, curve in curves])
         if record is not None:
             _draw_marks(axes, record)
         _draw_outliers(axes, curves)
@@ -329,13 +333,15 @@ def get_curve_style(index: int, curve: Curve) -> tuple[str, str]:
     return SERIES[colour % len(SERIES)], _LINE_STYLES[line % len(_LINE_STYLES)]
 
 
-def _draw_legend(figure: Figure, lines: Sequence[Line2D], labels: Sequence[str]) -> None:
-    """Draw the labels of curves; the first ones if all of them would cover the figure."""
+def draw_legend(figure: Figure, lines: Sequence[Artist], labels: Sequence[str]) -> None:
+    """Draw the labels of curves above the axes; the first ones if there are too many."""
     columns = max(1, min(4, 60 // (6 + max(map(len, labels)))))  # not wider than the figure
     if len(labels) > _MAX_LABELS:
         num_shown = _MAX_LABEL_ROWS * columns - 1
         lines = [*lines[:num_shown], Line2D([], [], linestyle="none")]
         labels = [*labels[:num_shown], f"and {format_count(len(labels) - num_shown)} more"]
+    num_more_rows = max(0, math.ceil(len(labels) / columns) - _NUM_FREE_ROWS)
+    figure.set_figheight(FIGURE_SIZE[1] + num_more_rows * _LABEL_ROW_INCHES)
     figure.legend(lines, labels, loc="outside upper left", ncols=columns, fontsize=9)
 
 

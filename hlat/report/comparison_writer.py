@@ -143,10 +143,11 @@ def label_groups(records: Sequence[RunRecord]) -> dict[str, list[int]]:
     pop_seeds(axes)
     labels: dict[str, list[int]] = {}
     for number, (point, runs) in enumerate(group_seeds(records).items(), start=1):
-        label = format_settings(dict(zip(axes, point, strict=True)))
+        label = _format_label(dict(zip(axes, point, strict=True)))
         label = label if len(label) <= _MAX_LABEL_LENGTH else f"setting {number}"
         seeds = f"{len(runs)} seed{'s' * (len(runs) > 1)}"
-        labels[f"{label} ({seeds})" if label else seeds] = runs
+        label = f"{label} ({seeds})" if label else seeds
+        labels[f"setting {number}, {label}" if label in labels else label] = runs
     return labels
 
 
@@ -158,8 +159,7 @@ def label_runs(records: Sequence[RunRecord]) -> list[str]:
     """
     axes = find_config_differences(records)
     labels = [
-        format_settings({key: values[i] for key, values in axes.items()})
-        for i in range(len(records))
+        _format_label({key: values[i] for key, values in axes.items()}) for i in range(len(records))
     ]
     counts = Counter(labels)
     return [
@@ -170,6 +170,13 @@ def label_runs(records: Sequence[RunRecord]) -> list[str]:
         else record.name
         for label, record in zip(labels, records, strict=True)
     ]
+
+
+def _format_label(settings: Mapping[str, str]) -> str:
+    """Return settings as a label, without those of tracking, such as the group in W&B."""
+    return format_settings(
+        {key: value for key, value in settings.items() if not key.startswith("tracking.")}
+    )
 
 
 def _add_bands(curves: Mapping[int, Curve], groups: Mapping[str, list[int]]) -> list[Curve]:

@@ -15,7 +15,15 @@ from numpy.typing import NDArray
 
 from hlat.config.lr_grid import LR_KEY
 from hlat.config.study import Direction
-from hlat.figures.report_figure import FIGURE_SIZE, INK, MUTED, SERIES, ReportFigure, get_line_style
+from hlat.figures.report_figure import (
+    FIGURE_SIZE,
+    INK,
+    MUTED,
+    SERIES,
+    ReportFigure,
+    draw_legend,
+    get_line_style,
+)
 from hlat.study.difference_format import format_interval, format_metric
 from hlat.study.lr_optimum import OptimumStatus
 from hlat.study.lr_tuning import LrTuning, format_rate, format_tuning
@@ -221,7 +229,7 @@ def _build_band_figure(
                 axes.fill_between(grid, low, high, color=colour, alpha=0.15, linewidth=0)
         axes.set_xlabel(unit)
         axes.set_ylabel("nats per token")
-        figure.legend(loc="outside upper left", fontsize=7, ncols=1 if len(bands) < 4 else 2)
+        draw_legend(figure, *axes.get_legend_handles_labels())
         axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_short(value)))
         return figure

@@ -347,3 +347,11 @@ def test_curves_have_the_names_that_the_user_has_chosen(tmp_path: Path) -> None:
         _write_run(tmp_path / name, lr, 10.0)
     records = run_comparison.load_run_records([tmp_path])
     assert label_runs(records) == ["mine", "lr=0.2"]
+
+
+def test_labels_of_curves_do_not_contain_the_group_in_wandb(tmp_path: Path) -> None:
+    names = ("tiny-0123000a", "tiny-0123000b", "tiny-0123000c")
+    for name, lr, group in zip(names, (0.1, 0.2, 0.2), ("a", "b", "c"), strict=True):
+        _write_run(tmp_path / name, lr, 10.0, tags=f"[], group: {group}")
+    records = run_comparison.load_run_records([tmp_path])
+    assert label_runs(records) == ["lr=0.1", *names[1:]]
