@@ -2,7 +2,7 @@
 
 Usage: PYTHONPATH=. python benchmarks/planning/run.py [NAME ...]
 
-With names, only these layouts run, and the others keep their results.
+With names, only these layouts run. The others have the memory of an earlier measurement.
 The processes of a layout run two steps, and the maximum over ranks counts. Writes result.json and
 the table of README.md.
 """
@@ -126,27 +126,28 @@ def render(result: dict[str, Any]) -> str:
     return f"{table(header, rows)}\n\n{machine(result)}"
 
 
-def compare(layout: str) -> dict[str, Any]:
+def describe(name: str, measured: int) -> dict[str, Any]:
     """Return the terms of the prediction, its sum and the measured memory of a layout."""
-    overrides = build_overrides(layout)
-    config = resolve_config(compose_config(overrides))
-    estimate = estimate_memory(config)
+    estimate = estimate_memory(resolve_config(compose_config(build_overrides(LAYOUTS[name]))))
     return {
-        "settings": layout,
+        "layout": name,
+        "settings": LAYOUTS[name],
         "terms": asdict(estimate),
         "predicted": estimate.total - estimate.process,  # increase by the build and steps
-        "measured": measure_memory(overrides, config.num_processes),
+        "measured": measured,
     }
 
 
 def main(names: list[str]) -> None:
     file = HERE / "result.json"
-    results = {row["layout"]: row for row in json.loads(file.read_text())["rows"]}
+    result = json.loads(file.read_text())
+    measured = {row["layout"]: row["measured"] for row in result["rows"]}
     for name in names or LAYOUTS:
-        results[name] = {"layout": name, **compare(LAYOUTS[name])}
-        predicted, measured = (results[name][key] / 2**20 for key in ("predicted", "measured"))
-        print(f"{name}: {predicted:.0f} MiB, {measured:.0f} measured", flush=True)
-    rows = [results[name] for name in LAYOUTS if name in results]
+        overrides = build_overrides(LAYOUTS[name])
+        num_processes = resolve_config(compose_config(overrides)).num_processes
+        measured[name] = measure_memory(overrides, num_processes)
+        print(f"{name}: {measured[name] / 2**20:.0f} MiB", flush=True)
+    rows = [describe(name, measured[name]) for name in LAYOUTS if name in measured]
     result = {"machine": describe_machine(["torch"]), "run": MODEL, "rows": rows}
     file.write_text(json.dumps(result, indent=2) + "\n")
     write_between(HERE / "README.md", "memory", render(result))
