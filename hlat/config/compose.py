@@ -89,6 +89,8 @@ def compose_points(
                     composed.append(compose("config", words, return_hydra_config))
                 except (HydraException, OmegaConfBaseException, ValueError) as error:
                     composed.append(convert_hydra_error(error))
+    except ConfigError:
+        raise
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise convert_hydra_error(error) from error
     return composed

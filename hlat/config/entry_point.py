@@ -212,8 +212,7 @@ def find_missing_axes(hydra_config: HydraConf | DictConfig) -> list[str]:
 
 
 def _print_errors(error: Exception) -> ExitCode:
-    converted = error if isinstance(error, ConfigError) else convert_hydra_error(error)
-    for problem in converted.problems:
+    for problem in convert_hydra_error(error).problems:
         print(f"hlat: {problem}", file=sys.stderr)
     return ExitCode.CONFIGURATION
 

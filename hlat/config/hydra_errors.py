@@ -25,7 +25,9 @@ _OPTION_KEYS = (f"{_LAUNCHER_KEY}.options", f"{_LAUNCHER_KEY}.srun_options")
 
 
 def convert_hydra_error(error: Exception) -> ConfigError:
-    """Return a ConfigError with the full key and a remedy."""
+    """Return a ConfigError with the full key and a remedy, or the error itself if it is one."""
+    if isinstance(error, ConfigError):
+        return error
     text = str(error)
     if isinstance(error, OverrideParseException):
         return _build_syntax_error(error.override, _format_first_line(error))

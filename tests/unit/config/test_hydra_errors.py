@@ -6,6 +6,7 @@ import pytest
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
+from hlat.config.config_errors import ConfigError
 from hlat.config.hydra_errors import convert_hydra_error, list_config_keys
 
 CASES = [
@@ -83,3 +84,9 @@ def test_a_file_without_package_is_named(tmp_path, monkeypatch, text, word):
     message = str(convert_hydra_error(HydraException("Could not override 'model'")))
     assert message.startswith(f"{tmp_path}/experiment/x.yaml: ")
     assert message.endswith("lacks the first line `# @package _global_`; add it")
+
+
+def test_all_problems_of_a_config_error_remain() -> None:
+    error = ConfigError("a is missing; add it", "b is 3; set it to 2")
+    error.__cause__ = OSError("the text of the cause")
+    assert convert_hydra_error(error).problems == error.problems

@@ -79,7 +79,7 @@ def test_points_keep_no_composed_configuration(hydra: Hydra) -> None:
     before = count_configs()
     points = validate_points(context, config, overrides, prune=False)
     returns = [build_job_return(point, 0, "0") for point in points]
-    assert count_configs() == before
+    assert count_configs() <= before  # caches may release others
     assert len({id(point.config.run) for point in points}) == 8
     for name in ("model", "batch", "optimizer", "data"):
         assert len({id(getattr(point.config, name)) for point in points}) == 1
