@@ -162,7 +162,9 @@ def test_model_that_does_not_fit_is_rejected_with_all_terms(config):
 
 
 def test_model_that_fits_is_accepted(config):
-    validate_feasibility(config())
+    run = config()
+    assert estimate_memory(run).total < get_device_memory_bytes(run)
+    validate_feasibility(run)
 
 
 def test_removed_variables_are_rejected_with_their_replacement(config):
@@ -177,7 +179,9 @@ def test_removed_variables_are_rejected_with_their_replacement(config):
     "preset", ["none", "neuron_2_20", "neuron_2_28", "neuron_2_31", "neuron_2_33"]
 )
 def test_presets_contain_no_removed_variables(config, preset):
-    validate_feasibility(config(f"compiler={preset}"))
+    run = config(f"compiler={preset}")
+    assert not {"XLA_USE_BF16", "XLA_DOWNCAST_BF16"} & {*run.compiler.environment}
+    validate_feasibility(run)
 
 
 def test_vocabulary_smaller_than_the_tokenizer_is_rejected(config):
