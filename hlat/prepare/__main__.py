@@ -184,16 +184,9 @@ def _find_usage_error(arguments: argparse.Namespace) -> str | None:
     if len(given) > 1:
         return f"{' and '.join(given)} cannot be combined"
     needs_input = [
-        *(
-            "output",
-            "layout",
-            "domains",
-            "skip_damaged",
-            "skip_unsupported",
-            "separator",
-            "min_chars",
-        ),
-        *("max_chars", "language", "filters", "dedup", "heldout", "seed", "encoding", "max_lost"),
+        *("output", "layout", "domains", "skip_damaged", "skip_unsupported", "separator"),
+        *("min_chars", "max_chars", "language", "filters", "dedup", "heldout", "seed"),
+        *("encoding", "max_lost"),
     ]
     if given != ["INPUT"]:
         for name in needs_input:
