@@ -6,6 +6,7 @@ import shlex
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,7 @@ examples:
   hlat fit runs                                           all finished runs in runs/
   hlat fit runs where="precision=mixed" metric=heldout_bits_per_byte.code output=fit
   hlat fit runs compute=1e17,1e18                         best sizes and losses of these budgets
+  hlat fit runs max_flops=1e17                            predict the larger runs of the root
   hlat fit runs group=run.seed                            a bootstrap of whole seeds
   hlat fit runs predict="model=tiny run.name=large"       register a prediction before that run
   hlat fit data=points.csv parameters="Model Size" flops="Training FLOP" metric=loss
@@ -74,6 +76,9 @@ def _build_parser() -> CommandLineParser:
     budgets = "budgets in FLOPs (1 and 10 times the largest fitted compute)"
     add("--compute", type=parse_budget, default=[], metavar="A,B", help=budgets)
     add("--drop-highest", type=_parse_count, default=0, metavar="N", help="omit N highest losses")
+    parse_flops = partial(parse_number, integer=False, positive=True)
+    held_out = "fit up to this compute, and compare the other points with their predictions"
+    add("--max-flops", type=parse_flops, metavar="FLOPS", help=held_out)
     add("--repeated", action="store_true", help="also fit runs that read data repeatedly")
     samples = "bootstrap samples (1000)"
     add("--samples", type=parse_positive_int, default=1000, metavar="N", help=samples)
@@ -99,7 +104,7 @@ def _run(arguments: argparse.Namespace) -> ExitCode:
     predicted = None if arguments.predict is None else _compose(arguments.predict)
     points, notes = _load_points(arguments)
     settings = FitSettings(Objective(arguments.objective), arguments.samples, arguments.seed)
-    analysis = analyze_points(points, settings, arguments.compute, notes)
+    analysis = analyze_points(points, settings, arguments.compute, notes, arguments.max_flops)
     lines, summary = format_analysis(analysis), summarize_analysis(analysis)
     if predicted is not None:
         column = arguments.parameters

@@ -4,6 +4,7 @@ import csv
 import io
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -18,19 +19,22 @@ from hlat.study.hyperparameter_law import HyperparameterLaw
 from hlat.study.power_law import Array
 from hlat.study.scaling_analysis import ScalingAnalysis
 from hlat.study.scaling_fit import CONFIDENCE, Interval, ScalingFit
+from hlat.study.scaling_points import ScalingPoints
 
 _CURVE_POINTS = 100
 _MARKER_SIZE = 3
 
 
 def write_scaling_figures(analysis: ScalingAnalysis, output_dir: Path) -> list[str]:
-    """Write the figures as SVG and PNG and their numbers as CSV; return their names."""
+    """Write the figures as SVG and PNG and their numbers as CSV; return the names of the tables."""
     figures, tables = [build_fit_figure(analysis)], {"fit": _build_fit_rows(analysis.fit)}
+    if analysis.held_out is not None:
+        tables["held_out"] = _build_held_out_rows(analysis, analysis.held_out)
     if analysis.curves:
         figures.append(build_isoflop_figure(analysis))
         tables["isoflop"] = _build_isoflop_rows(analysis)
     if analysis.compute_law is not None:
-        grid = _build_grid(analysis, analysis.compute_law)
+        grid = build_grid(analysis, analysis.compute_law)
         figures.append(build_compute_figure(analysis, analysis.compute_law, grid))
         tables["compute"] = _build_compute_rows(analysis.compute_law, grid)
     for law in analysis.laws:
@@ -47,14 +51,21 @@ def write_scaling_figures(analysis: ScalingAnalysis, output_dir: Path) -> list[s
 def build_fit_figure(analysis: ScalingAnalysis) -> ReportFigure:
     """Return losses and the loss of the best allocation over compute, with residuals below."""
     fit = analysis.fit
-    points = fit.points
-    grid = np.geomspace(points.flops.min(), points.flops.max(), _CURVE_POINTS)
+    points, held_out = fit.points, analysis.held_out
+    end = (points if held_out is None else held_out).flops.max()
+    grid = np.geomspace(points.flops.min(), end, _CURVE_POINTS)
 
     def draw() -> Figure:
         figure = Figure(figsize=(FIGURE_SIZE[0], 1.5 * FIGURE_SIZE[1]), layout="constrained")
         top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[2, 1])
-        style = {"color": SERIES[0], "markersize": _MARKER_SIZE}
+        style: dict[str, Any] = {"color": SERIES[0], "markersize": _MARKER_SIZE}
         top.plot(points.flops, points.losses, "o", label="points", **style)
+        if held_out is not None:
+            held_style = style | {"markerfacecolor": "none"}
+            top.plot(held_out.flops, held_out.losses, "o", label="held out", **held_style)
+            predicted = [one.run.value for one in analysis.held_out_predictions]
+            errors = 100 * np.log(held_out.losses / predicted)
+            bottom.plot(held_out.flops, errors, "o", **held_style)
         losses = [fit.compute_optimum(float(flops)).loss for flops in grid]
         _draw_band(top, grid, losses, "best allocation")
         top.set_ylabel(points.metric.replace("_", " "))
@@ -161,7 +172,8 @@ def build_law_figure(law: HyperparameterLaw, budgets: Sequence[float]) -> Report
     return ReportFigure(name, alt_text, draw, f"Best {law.name} over compute", caption)
 
 
-def _build_grid(analysis: ScalingAnalysis, law: ComputeLaw) -> Array:
+def build_grid(analysis: ScalingAnalysis, law: ComputeLaw) -> Array:
+    """Return the compute at which the law of compute is drawn."""
     end = max(*analysis.budgets, float(law.flops.max()))
     return np.geomspace(law.flops.min(), end, _CURVE_POINTS)
 
@@ -196,6 +208,17 @@ def _build_fit_rows(fit: ScalingFit) -> list[list[object]]:
     if points.epochs is not None:
         columns["epochs"] = points.epochs.tolist()
     return [[*columns], *map(list, zip(*columns.values(), strict=True))]
+
+
+def _build_held_out_rows(analysis: ScalingAnalysis, points: ScalingPoints) -> list[list[object]]:
+    rows: list[list[object]] = [
+        ["point", "parameters", "tokens", "flops", "loss", "predicted", "low", "high"]
+    ]
+    for i, one in enumerate(analysis.held_out_predictions):
+        measured = float(points.flops[i]), float(points.losses[i])
+        interval = one.run.value, one.run.low, one.run.high
+        rows.append([points.names[i], one.parameters, one.tokens, *measured, *interval])
+    return rows
 
 
 def _build_isoflop_rows(analysis: ScalingAnalysis) -> list[list[object]]:

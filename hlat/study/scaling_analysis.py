@@ -14,7 +14,13 @@ from hlat.study.hyperparameter_law import (
 )
 from hlat.study.isoflop_curves import IsoflopCurve, build_isoflop_curves
 from hlat.study.power_law import PowerLawFit, fit_power_law
-from hlat.study.scaling_fit import FitSettings, Optimum, ScalingFit, fit_scaling_law
+from hlat.study.scaling_fit import (
+    FitSettings,
+    Optimum,
+    Prediction,
+    ScalingFit,
+    fit_scaling_law,
+)
 from hlat.study.scaling_points import ScalingPoints, validate_points
 from hlat.study.task_curve import TaskCurve, fit_task_curve
 
@@ -35,6 +41,7 @@ class ScalingAnalysis:
         laws: Best learning rate and batch over compute, if groups of points vary them.
         budgets: Compute in FLOPs for which optima are printed.
         notes: Points that are not fitted.
+        held_out: Points with which the fit is compared; None without any.
     """
 
     fit: ScalingFit
@@ -45,6 +52,14 @@ class ScalingAnalysis:
     laws: Sequence[HyperparameterLaw]
     budgets: Sequence[float]
     notes: Sequence[str]
+    held_out: ScalingPoints | None = None
+
+    @property
+    def held_out_predictions(self) -> list[Prediction]:
+        """Predictions of the held-out points."""
+        if self.held_out is None:
+            return []
+        return [self.fit.predict(float(n), float(d)) for n, d in self.held_out.inputs.T]
 
     @property
     def optima(self) -> list[Optimum]:
@@ -66,15 +81,20 @@ def analyze_points(
     settings: FitSettings,
     budgets: Sequence[float] = (),
     notes: Sequence[str] = (),
+    max_flops: float | None = None,
 ) -> ScalingAnalysis:
-    """Return all fits to points.
+    """Return all fits to points, up to `max_flops`.
 
     If groups of equal size and length have several learning rates or batches, the laws of the loss
     are those of the best ones.
 
     Raises:
-        ConfigError: The points do not determine the law of parameters and tokens, or the accuracy.
+        ConfigError: The points do not determine the law of parameters and tokens, or the accuracy,
+            or none is above `max_flops`.
     """
+    held_out = None
+    if max_flops is not None:
+        points, held_out = _split_points(points, max_flops)
     laws = fit_hyperparameter_laws(points, settings)
     if laws:
         points, more_notes = _select_fitted(points)
@@ -89,7 +109,22 @@ def analyze_points(
     task = fit_task_curve(points, settings)
     largest = float(points.flops.max())
     budgets = budgets or [factor * largest for factor in _DEFAULT_BUDGETS]
-    return ScalingAnalysis(fit, other_fit, curves, compute_law, task, laws, budgets, notes)
+    return ScalingAnalysis(
+        fit, other_fit, curves, compute_law, task, laws, budgets, notes, held_out
+    )
+
+
+def _split_points(points: ScalingPoints, max_flops: float) -> tuple[ScalingPoints, ScalingPoints]:
+    """Return the points up to a compute, and the others."""
+    is_fitted = points.flops <= max_flops
+    if is_fitted.all():
+        raise ConfigError(
+            f"max_flops={max_flops:.4g} holds out no point: the largest of {points.source} has "
+            f"{points.flops.max():.4g} FLOPs"
+        )
+    fitted = points.select(is_fitted)
+    validate_points(fitted)
+    return fitted, points.select(~is_fitted)
 
 
 def _select_fitted(points: ScalingPoints) -> tuple[ScalingPoints, list[str]]:

@@ -50,6 +50,10 @@ class Interval:
         """Ratio of the ends; infinite if the lower one is not positive."""
         return self.high / self.low if self.low > 0 else math.inf
 
+    def contains(self, value: float) -> bool:
+        """Return True if a value is within the ends."""
+        return self.low <= value <= self.high
+
 
 @dataclass(frozen=True)
 class Prediction:
@@ -144,7 +148,8 @@ class ScalingFit:
             allocate(law, flops / factor) for law in (self.law, self.samples)
         )
         loss = self.law.predict(np.stack([n, d])[:, None])[..., 0]
-        terms = np.stack([many_n, many_d], -1) ** -self.samples.exponents
+        with np.errstate(divide="ignore"):  # samples without an optimum
+            terms = np.stack([many_n, many_d], -1) ** -self.samples.exponents
         losses = self.samples.irreducible + (self.samples.coefficients * terms).sum(-1)
         return Optimum(
             flops,

@@ -18,6 +18,7 @@ from hlat.study.scaling_fit import (
     compute_exponents,
     list_constants,
 )
+from hlat.study.scaling_points import ScalingPoints
 from hlat.study.task_curve import TaskCurve
 from hlat.tracking.text_format import UNKNOWN, format_table
 
@@ -51,6 +52,8 @@ def format_analysis(analysis: ScalingAnalysis) -> list[str]:
         lines += _format_intervals(analysis.compute_law.constants)
     for hyperparameter in analysis.laws:
         lines += ["", *_format_law(hyperparameter, analysis.budgets)]
+    if analysis.held_out is not None:
+        lines += ["", *_format_held_out(analysis, analysis.held_out)]
     lines += ["", "most influential points", *_format_influences(fit)]
     return [*lines, *(f"WARNING: {warning}" for warning in analysis.warnings)]
 
@@ -82,6 +85,7 @@ def summarize_analysis(analysis: ScalingAnalysis) -> dict[str, Any]:
         ],
         "compute_law": law and _summarize_intervals(law.constants),
         "task": analysis.task and _summarize_intervals(analysis.task.intervals),
+        "held_out": _summarize_held_out(analysis),
         "hyperparameters": [_summarize_law(law, analysis.budgets) for law in analysis.laws],
         "notes": [*analysis.notes],
         "warnings": analysis.warnings,
@@ -226,6 +230,44 @@ def _summarize_law(law: HyperparameterLaw, budgets: Sequence[float]) -> dict[str
 def _get_best(group: GroupOptimum) -> Interval:
     optimum = group.optimum
     return Interval(optimum.rate, optimum.low, optimum.high)
+
+
+def _format_held_out(analysis: ScalingAnalysis, points: ScalingPoints) -> list[str]:
+    """Return the held-out points with their predictions, and how many intervals contain them."""
+    largest, rows, num_within = float(analysis.fit.points.flops.max()), list[list[str]](), 0
+    for i, one in enumerate(analysis.held_out_predictions):
+        loss = float(points.losses[i])
+        num_within += one.run.contains(loss)
+        rows.append(
+            [
+                points.names[i],
+                *(_format_number(value) for value in (one.parameters, one.tokens)),
+                f"x {_format_number(float(points.flops[i]) / largest, 3)}",
+                _format_number(loss),
+                format_interval(one.run),
+                f"{100 * (loss / one.run.value - 1):+.2f} %",
+            ]
+        )
+    headers = ["held-out point", "parameters", "tokens", "compute", "loss", "predicted", "error"]
+    text = f"{num_within} of {len(rows)} losses are within their {CONFIDENCE:.0%} intervals"
+    return [*format_table(headers, rows), text]
+
+
+def _summarize_held_out(analysis: ScalingAnalysis) -> list[dict[str, Any]]:
+    points = analysis.held_out
+    if points is None:
+        return []
+    return [
+        {
+            "point": points.names[i],
+            "flops": float(points.flops[i]),
+            "parameters": one.parameters,
+            "tokens": one.tokens,
+            "loss": float(points.losses[i]),
+            "predicted": summarize_interval(one.run),
+        }
+        for i, one in enumerate(analysis.held_out_predictions)
+    ]
 
 
 def _format_influences(fit: ScalingFit) -> list[str]:

@@ -75,6 +75,27 @@ def test_accuracy_of_the_optimum_follows_from_its_loss(
     assert optimum["accuracy"]["low"] < expected < optimum["accuracy"]["high"]
 
 
+def test_larger_points_are_compared_with_their_predictions(
+    points: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    rows = read_rows(points)
+    flops = [6 * float(row["Model Size"]) * float(row["tokens"]) for row in rows]
+    limit = sorted(flops)[-4] * 1.01
+    words = [f"data={points}", "parameters=Model Size", f"max_flops={limit}"]
+    output = tmp_path / "fit"
+    assert main([*words, "samples=100", f"output={output}"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("33 points of ")
+    assert "3 of 3 losses are within their 95% intervals" in text
+    assert [row["loss"] for row in read_rows(output / "held_out.csv")] == [
+        row["loss"] for row, one in zip(rows, flops, strict=True) if one > limit
+    ]
+    held_out = fit_json(words, capsys)["held_out"]
+    assert len(held_out) == 3
+    for one in held_out:  # points have errors of 0.1%
+        assert one["predicted"]["value"] == pytest.approx(one["loss"], rel=5e-3)
+
+
 def test_groups_are_resampled_as_a_whole(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     summary = fit_json([str(root), "group=run.seed"], capsys)
     assert "2 groups are resampled" in " ".join(summary["warnings"])
@@ -113,6 +134,8 @@ def test_figures_and_their_numbers_are_written(
         (["{root}", "tokens=seen"], "seen is not a column of runs; use parameters,"),
         (["{root}", "where=state=diverge"], "has no finished runs with state=diverge"),
         (["{root}", "accuracy=scores.piqa"], "has no accuracy=scores.piqa; evaluate it, or omit"),
+        (["data={points}", "parameters=Model Size", "max_flops=1e40"], "holds out no point"),
+        (["data={points}", "parameters=Model Size", "max_flops=1"], "has 0 points, and the law"),
         (["{root}", "compute=-1"], "compute: -1 is not a number above 0"),
         (
             ["{root}", "sample=5"],
