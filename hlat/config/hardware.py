@@ -19,7 +19,9 @@ class HardwareConfig:
     """Instance type, or another name."""
     device: str | None = None
     """Class of devices with constants of the planner in hlat/plan/device_efficiency.yaml, such as
-    h100; null: step time and cost are unknown."""
+    h100; null: step time and cost are unknown without a calibration."""
+    calibration: str | None = None
+    """File of `hlat plan calibrate`: its constants replace those of the device."""
     nodes: int = bounded(1, min=1)
     """Nodes of the run."""
     processes_per_node: int | None = bounded(min=1)

@@ -134,6 +134,10 @@ class ExecutionSettings:
         """Return the bytes per token of a micro batch that a rank saves for the backward pass."""
         return self._compute_bytes(activations, _SAVED_LIFETIMES[self.checkpointing])
 
+    def count_saved(self, activations: tuple[ActivationTensor, ...]) -> int:
+        """Return the number of activations that are saved for the backward pass."""
+        return sum(one.lifetime in _SAVED_LIFETIMES[self.checkpointing] for one in activations)
+
     def compute_temporary_bytes(self, activations: tuple[ActivationTensor, ...]) -> float:
         """Return the bytes per token that exist during the backward pass of the layer only."""
         return self._compute_bytes(activations, _TEMPORARY_LIFETIMES[self.checkpointing])

@@ -1,7 +1,7 @@
 """Predict memory, step time and cost of a run before a node is booked: `hlat plan`.
 
-Three actions plan something else, each with a function of its own in `_ACTIONS`: `failures`,
-`cost`, and `from_nxdt=FILE.yaml`.
+Four actions do something else, each with a function of its own in `_ACTIONS`: `calibrate`,
+`failures`, `cost`, and `from_nxdt=FILE.yaml`.
 """
 
 import argparse
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 _PLAN_EXAMPLES = """\
 actions:
+  calibrate       fit the constants of the hardware to step times of runs, or suggest runs
   failures        uptime, goodput and the best checkpoint interval, by formula and by simulation
   cost            cost per 4 million tokens over numbers of nodes: the HLAT paper's figure 5
   from_nxdt=FILE  overrides of hlat for a configuration of NeuronX Distributed Training
@@ -47,6 +48,7 @@ examples:
   hlat plan model=llama3_8b hardware=h100_p5 budget_usd=50000 days=30
   hlat plan config_json=Qwen3-8B/config.json hardware=h100_p5 search=true
   hlat plan +sweep=beta2                      runs, cost and power of a study
+  hlat plan calibrate suggest=true model=7b hardware=h100_p5
   hlat plan failures nodes=256
   hlat plan from_nxdt=hf_llama3_8B_config.yaml
 
@@ -357,7 +359,15 @@ def _run_from_nxdt(argv: Sequence[str]) -> int:
     return run_from_nxdt(argv)
 
 
+def _run_calibrate(argv: Sequence[str]) -> int:
+    """Fit constants to measured runs."""
+    from hlat.plan.calibrate_command import run_calibrate
+
+    return run_calibrate(argv)
+
+
 _ACTIONS: dict[str, Callable[[Sequence[str]], int]] = {
+    "calibrate": _run_calibrate,
     "failures": _run_failures,
     "cost": _run_cost,
     "from_nxdt": _run_from_nxdt,

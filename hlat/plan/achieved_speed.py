@@ -1,14 +1,27 @@
 """Achieved speed of one rank: the peaks of the hardware times the efficiency of its devices."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 from hlat.config import mfu
 from hlat.config.config_errors import ConfigError, raise_config_errors
+from hlat.config.hardware import HardwareConfig
 from hlat.config.precision import Dtype
 from hlat.config.run import Config
+from hlat.plan.calibration_file import load_calibration
 from hlat.plan.framework_traits import HLAT, FrameworkTraits
-from hlat.plan.hardware_efficiency import HardwareEfficiency, load_efficiencies
+from hlat.plan.hardware_efficiency import (
+    ASSUMED_PEAKS,
+    PROCESS_MEMORY_GIB,
+    HardwareEfficiency,
+    load_efficiencies,
+)
+
+_THREAD_EXPONENT = 0.7
+"""Processes of a node share its CPU. Each of n has n^-0.7 of the speed of one with all cores, since
+two threads are about 1.6 times as fast as one (benchmarks/planning, calibration)."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +54,14 @@ class AchievedSpeed:
 def get_efficiency(config: Config) -> HardwareEfficiency:
     """Return the constants of the run's hardware; raise ConfigError if there are none."""
     hardware, efficiencies = config.hardware, load_efficiencies()
+    if hardware.calibration is not None:
+        return load_calibration(Path(hardware.calibration), config)
     if hardware.device not in efficiencies:
         raise ConfigError(
             f"hardware={hardware.name} has no constants in hlat/plan/device_efficiency.yaml "
             f"(hardware.device={hardware.device or 'null'}), so its step time is unknown; assume "
-            f"one with mfu=0.4, or set hardware.device to one of {', '.join(efficiencies)}"
+            "one with mfu=0.4, fit constants with hlat plan calibrate, or set hardware.device to "
+            f"one of {', '.join(efficiencies)}"
         )
     return efficiencies[hardware.device]
 
@@ -59,6 +75,8 @@ def compute_achieved_speed(
         ConfigError: A peak is unknown.
     """
     hardware, dtype = config.hardware, config.precision.compute_dtype
+    if efficiency.assumes_peaks:
+        hardware = _assume_peaks(hardware, dtype)
     peaks = {
         f"peak_tflops.{dtype.value}": mfu.compute_peak_flops(hardware, 1, dtype),
         "memory_bandwidth_gb_per_s": hardware.memory_bandwidth_gb_per_s,
@@ -72,18 +90,29 @@ def compute_achieved_speed(
         missing.append(f"peak_tflops.{layer_dtype}")
     raise_config_errors(f"hardware.{key} is unknown, so is the step time" for key in missing)
     flops, memory, link, network = (peak or 0.0 for peak in peaks.values())
+    is_shared = hardware.name in PROCESS_MEMORY_GIB
+    share = (config.num_processes / hardware.nodes) ** -_THREAD_EXPONENT if is_shared else 1.0
     layer_efficiency = efficiency.compute
     if traits.matmul_dtype is not None:
         layer_efficiency = efficiency.float8 or efficiency.compute
     is_compiled = config.compiler.torch_compile
     return AchievedSpeed(
-        flops=flops * efficiency.compute,
-        layer_flops=(layer_peak or 0.0) * 1e12 * layer_efficiency,
-        attention_flops=flops * (efficiency.attention or efficiency.compute),
+        flops=flops * share * efficiency.compute,
+        layer_flops=(layer_peak or 0.0) * 1e12 * share * layer_efficiency,
+        attention_flops=flops * share * (efficiency.attention or efficiency.compute),
         vector_flops=mfu.compute_peak_flops(hardware, 1, Dtype.fp32) or math.inf,
-        memory=memory * 1e9,
+        memory=memory * share * 1e9,
         link=link * 1e9 * efficiency.link,
         network=network * 1e9 / 8 * efficiency.network,
         passes=efficiency.compiled_passes if is_compiled else efficiency.eager_passes,
         efficiency=efficiency,
     )
+
+
+def _assume_peaks(hardware: HardwareConfig, dtype: Dtype) -> HardwareConfig:
+    """Return the hardware with the units of its constants instead of unknown peaks."""
+    assumed: dict[str, Any] = ASSUMED_PEAKS | {
+        "peak_tflops": {dtype.value: ASSUMED_PEAKS["peak_tflops"]}
+    }
+    unknown = {key: peak for key, peak in assumed.items() if not getattr(hardware, key)}
+    return replace(hardware, **unknown)

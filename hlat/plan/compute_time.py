@@ -62,8 +62,9 @@ def compute_stage_time(
     if stage.is_last:
         passes = speed.efficiency.compiled_passes if traits.has_fused_loss else speed.passes
         num_bytes += passes * compute_logit_bytes(config, mesh)
-    factor = traits.compute_factor
-    return ComputeTime(factor * matmuls, factor * attention, factor * num_bytes / speed.memory)
+    factor, elementwise = traits.compute_factor, num_bytes / speed.memory
+    elementwise += speed.efficiency.operator_s * count_operators(config, mesh, stage)
+    return ComputeTime(factor * matmuls, factor * attention, factor * elementwise)
 
 
 def list_layer_matmuls(config: Config, stage: PipelineStageShard, layer: int) -> list[Matmul]:
@@ -94,6 +95,22 @@ def compute_activation_bytes(
             recomputed = written
         num_bytes += count * (written + _FORWARD_SHARE * recomputed)
     return count_micro_batch_tokens(config) * num_bytes
+
+
+def count_operators(config: Config, mesh: ParallelDegrees, stage: PipelineStageShard) -> float:
+    """Return the operators of layers for a micro batch, forward, backward and recomputed.
+
+    Each activation that a layer saves without checkpointing is the output of one of the forward
+    pass, which has two in the backward pass.
+    """
+    settings = build_execution_settings(config, mesh)
+    saves_all = replace(settings, checkpointing=ActivationCheckpointing.none)
+    num_operators = 0
+    for layer, count in stage.layers:
+        activations = decoder_spec.list_layer_activations(config.model, layer, settings)
+        num_recomputed = saves_all.count_saved(activations) - settings.count_saved(activations)
+        num_operators += count * (3 * saves_all.count_saved(activations) + num_recomputed)
+    return num_operators
 
 
 def compute_logit_bytes(config: Config, mesh: ParallelDegrees) -> float:

@@ -21,6 +21,15 @@ rows: 80% of a normal distribution with the standard deviations of the priors of
 of frameworks (0.15) in benchmarks/planning, and 0.20 for the component, assumed."""
 
 
+ASSUMED_PEAKS = {
+    "peak_tflops": 1.0,
+    "memory_bandwidth_gb_per_s": 10.0,
+    "link_gb_per_s": 1.0,
+    "network_gbit_per_s": 10.0,
+}
+"""Units of the constants of hardware without peaks, in those of its settings."""
+
+
 @dataclass(frozen=True)
 class HardwareEfficiency:
     """Constants of a class of devices.
@@ -46,6 +55,9 @@ class HardwareEfficiency:
         collective_s: Time of a collective of no bytes.
         link_hop_s: Further time of each hop over links.
         network_hop_s: Further time of each hop over the network.
+        operator_s: Time of an operator besides its FLOPs and bytes.
+        assumes_peaks: True if the fractions are those of `ASSUMED_PEAKS`, where the hardware has no
+            peak.
         interval: 80% interval of a step time relative to the predicted one; an estimate if
             `is_calibrated` is False.
         layout_interval: The same for comparisons of layouts, without the errors that all layouts
@@ -68,9 +80,28 @@ class HardwareEfficiency:
     collective_s: float = 0.0
     link_hop_s: float = 0.0
     network_hop_s: float = 0.0
+    operator_s: float = 0.0
+    assumes_peaks: bool = False
     interval: tuple[float, float] = UNCALIBRATED_INTERVAL
     layout_interval: tuple[float, float] = UNCALIBRATED_INTERVAL
     is_calibrated: bool = False
+
+
+UNKNOWN_HARDWARE = HardwareEfficiency(
+    compute=0.165,
+    link=0.32,
+    network=0.32,
+    source="assumed",
+    compiled_passes=5.0,
+    eager_passes=10.0,
+    overlap=0.0,
+    collective_s=6e-4,
+    operator_s=2.2e-4,
+    assumes_peaks=True,
+)
+"""Constants from which the calibration of hardware without constants starts: those of two cores of
+an AMD EPYC with AVX-512, fitted to 30 layouts and sizes (benchmarks/planning), except for network
+and compilation. Computation and collectives share the cores, so that they do not overlap."""
 
 
 @cache

@@ -20,6 +20,7 @@ from hlat.model.parametrization_spec import (
 )
 from hlat.optim.optimizer_spec import get_optimizer_spec
 from hlat.optim.parametrization import compute_update_settings
+from hlat.plan.achieved_speed import get_efficiency
 from hlat.plan.forecast import RunForecast
 from hlat.plan.hardware_efficiency import get_planned_engine, load_efficiencies
 from hlat.plan.layout_search import LayoutCandidate
@@ -290,12 +291,15 @@ def _format_stages(layout: ParallelismConfig) -> str:
 def list_notes(config: Config, assumed_mfu: float | None = None) -> list[str]:
     """Return the sources of the constants, and what differs between the plan and the run."""
     notes = []
-    constants = load_efficiencies().get(config.hardware.device or "")
+    hardware = config.hardware
+    has_constants = hardware.calibration is not None or hardware.device in load_efficiencies()
     if assumed_mfu is not None:
         notes.append(f"time and price are assumed: mfu={assumed_mfu:g} of the data sheet's peak")
-    elif constants is not None:
+    elif has_constants:
+        constants = get_efficiency(config)
         state = "" if constants.is_calibrated else "not calibrated, "
-        notes.append(f"constants of {config.hardware.device}: {state}{constants.source}")
+        name = hardware.calibration or hardware.device
+        notes.append(f"constants of {name}: {state}{constants.source}")
     if (engine := get_planned_engine(config)) is not config.engine.name:
         notes.append(
             f"planned for engine={engine.value}, the only one on {config.hardware.name}; to train, "

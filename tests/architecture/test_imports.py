@@ -47,7 +47,7 @@ FENCES = {
     "jinja2": {"figures", "inference"},
     "starlette": {"inference"},
     "uvicorn": {"inference"},
-    "scipy": {"study"},
+    "scipy": {"plan", "study"},
     "lightgbm": {"study"},
     "click": {"__main__"},
     "hydra": {"config", *ENTRIES},  # and every __main__

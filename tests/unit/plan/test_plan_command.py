@@ -111,7 +111,7 @@ def test_figure_of_extreme_scenarios_is_saved(tmp_path, capsys, arguments):
         ("fialures", "fialures is not an action of hlat plan; did you mean failures?"),
         (
             "throughput",
-            "throughput is not an action of hlat plan; actions: failures, cost, from_nxdt",
+            "throughput is not an action of hlat plan; actions: calibrate, failures, cost, from_nxdt",
         ),
         ("from_nxtd=x.yaml", "from_nxtd is not an action of hlat plan; did you mean from_nxdt?"),
         ("from_nxdt=no.yaml", "no.yaml cannot be read: it does not exist, or is not a file"),

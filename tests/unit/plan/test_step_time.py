@@ -96,7 +96,8 @@ def test_schedules_reduce_the_bubble(config):
 def test_errors_contain_unknown_hardware_constants(config):
     with pytest.raises(
         ConfigError,
-        match=r"hardware=cpu has no constants .*; assume one with mfu=0.4, or set hardware.device",
+        match=r"hardware=cpu has no constants .*; assume one with mfu=0.4, fit constants with hlat "
+        "plan calibrate, or set hardware.device",
     ):
         step_time.predict_step_time(config())
     unknown = config("hardware=trn1_32xl", "parallelism.tp=4")  # fp32 has no peak there
