@@ -85,7 +85,9 @@ def test_figure_of_failures_is_saved(tmp_path, capsys, suffix):
         text = content.decode()
         assert "best: 1 h 13 min" in text
         assert "current: 55 min 3 s" in text
-        assert not re.search(r"#0000\d", text), "a placeholder colour was left"
+        drawing = text.partition("</style>")[2]
+        assert "var(--" in drawing
+        assert not re.search(r"#[0-9a-f]{6}[;\"]", drawing), "a colour is not one of the theme"
 
 
 @pytest.mark.parametrize(
@@ -493,7 +495,9 @@ def test_figure_of_a_plan_is_saved(tmp_path, capsys, suffix):
         text = file.read_text()
         assert "data-parallel reduction" in text
         assert "7b on 64 of trn1.32xlarge: 12.05 GiB of 16.00, which fits" in text
-        assert not re.search(r"#0000\d", text), "a placeholder colour was left"
+        drawing = text.partition("</style>")[2]
+        assert "var(--" in drawing
+        assert not re.search(r"#[0-9a-f]{6}[;\"]", drawing), "a colour is not one of the theme"
 
 
 @pytest.mark.parametrize(
