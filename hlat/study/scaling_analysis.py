@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -54,7 +55,7 @@ class ScalingAnalysis:
     notes: Sequence[str]
     held_out: ScalingPoints | None = None
 
-    @property
+    @cached_property
     def held_out_predictions(self) -> list[Prediction]:
         """Predictions of the held-out points."""
         if self.held_out is None:
