@@ -1,7 +1,7 @@
 """Predict memory, step time and cost of a run before a node is booked: `hlat plan`.
 
-Four actions do something else, each with a function of its own in `_ACTIONS`: `calibrate`,
-`failures`, `cost`, and `from_nxdt=FILE.yaml`.
+Other actions are functions in `_ACTIONS`: `calibrate`, `failures`, `cost` and
+`from_nxdt=FILE.yaml`.
 """
 
 import argparse

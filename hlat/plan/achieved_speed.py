@@ -14,14 +14,13 @@ from hlat.plan.calibration_file import load_calibration
 from hlat.plan.framework_traits import HLAT, FrameworkTraits
 from hlat.plan.hardware_efficiency import (
     ASSUMED_PEAKS,
-    PROCESS_MEMORY_GIB,
     HardwareEfficiency,
     load_efficiencies,
 )
 
 _THREAD_EXPONENT = 0.7
-"""Processes of a node share its CPU. Each of n has n^-0.7 of the speed of one with all cores, since
-two threads are about 1.6 times as fast as one (benchmarks/planning, calibration)."""
+"""Processes of a node share its CPU: each of n has n^-0.7 of the speed of one with all cores.
+Fitted to step times of one and two processes on two cores, as `UNKNOWN_HARDWARE`."""
 
 
 @dataclass(frozen=True)
@@ -90,8 +89,8 @@ def compute_achieved_speed(
         missing.append(f"peak_tflops.{layer_dtype}")
     raise_config_errors(f"hardware.{key} is unknown, so is the step time" for key in missing)
     flops, memory, link, network = (peak or 0.0 for peak in peaks.values())
-    is_shared = hardware.name in PROCESS_MEMORY_GIB
-    share = (config.num_processes / hardware.nodes) ** -_THREAD_EXPONENT if is_shared else 1.0
+    is_cpu = hardware.name == "cpu"
+    share = (config.num_processes / hardware.nodes) ** -_THREAD_EXPONENT if is_cpu else 1.0
     layer_efficiency = efficiency.compute
     if traits.matmul_dtype is not None:
         layer_efficiency = efficiency.float8 or efficiency.compute

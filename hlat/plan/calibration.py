@@ -125,9 +125,9 @@ def calibrate(runs: Sequence[MeasuredRun]) -> Calibration:
     """Return the constants of the hardware of runs.
 
     Raises:
-        ConfigError: The runs have different hardware, or dtypes without a known peak.
+        ConfigError: The runs have different hardware or compute dtypes.
     """
-    validate_runs(runs)
+    _validate_runs(runs)
     base, names = get_device_efficiency(runs[0].config), _list_groups(runs[0].config)
     values = _fit(base, names, runs)
     fitted = _scale(base, names, values)
@@ -212,7 +212,7 @@ def _get_degrees(config: Config) -> tuple[int, int, int]:
     return layout.tp, layout.pp, layout.ep
 
 
-def validate_runs(runs: Sequence[MeasuredRun]) -> None:
+def _validate_runs(runs: Sequence[MeasuredRun]) -> None:
     """Raise ConfigError if runs cannot have common constants."""
     first = runs[0]
     for run in runs[1:]:

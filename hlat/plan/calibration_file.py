@@ -65,7 +65,9 @@ def load_calibration(file: Path, config: Config) -> HardwareEfficiency:
     content = load_untrusted_yaml(file)
     name = f"hardware.calibration={format_value(file, 200)}"
     if not isinstance(content, dict) or set(content) != set(_KEYS):
-        raise ConfigError(f"{name} is no file of hlat plan calibrate: its keys are not {_KEYS}")
+        raise ConfigError(
+            f"{name} is no file of hlat plan calibrate: its keys are not {', '.join(_KEYS)}"
+        )
     base, hardware = get_device_efficiency(config), config.hardware
     for key, value in (("name", content["hardware"]), ("device", content["device"])):
         if (own := getattr(hardware, key)) != value:
@@ -77,7 +79,7 @@ def load_calibration(file: Path, config: Config) -> HardwareEfficiency:
     if base.assumes_peaks and content["dtype"] != dtype:
         raise ConfigError(
             f"{name} is for precision.compute_dtype={format_value(content['dtype'])}, not {dtype}: "
-            f"hardware={hardware.name} has no peaks; calibrate with runs in {dtype}"
+            f"hardware={hardware.name} has no constants; calibrate with runs in {dtype}"
         )
     constants, interval = content["constants"], content["interval"]
     if not isinstance(constants, Mapping) or not set(constants) <= set(_NAMES):
