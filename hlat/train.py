@@ -38,13 +38,14 @@ def main(composed: DictConfig) -> ExitCode:
 
         print_preview(config.data, config.phase, config.batch, config.run.resolved_data_seed)
         return ExitCode.FINISHED
-    with pause_garbage_collection():
-        from hlat.engine.neuron import neuron_packages
-        from hlat.plan.feasibility import validate_feasibility
-        from hlat.recovery import run_copy
+    from hlat.engine.neuron import neuron_packages
+    from hlat.plan.feasibility import validate_feasibility
 
     validate_feasibility(config)
     neuron_packages.validate_torch_release()
+    with pause_garbage_collection():
+        from hlat.recovery import run_copy
+
     yaml = format_run_config(composed, str(config.run.name))
     if run_copy.use_finished_run(config, yaml, overrides):
         return exit_record.run_with_exit_record(lambda: ExitCode.FINISHED)

@@ -1,9 +1,11 @@
 """Frequency of spikes in a metric, independent of its scale."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 _WINDOW, _MIN_WINDOW = 1000, 32
 """Maximum and minimum number of earlier logged steps that a value is compared with."""
@@ -19,6 +21,8 @@ def compute_spike_score(values: Sequence[float]) -> float | None:
     Args:
         values: Finite values in the order of the steps.
     """
+    import numpy as np  # the names of the metrics are a part of --help
+
     centered = np.array(values, np.float64)
     if len(centered) <= _MIN_WINDOW:
         return None
@@ -33,6 +37,8 @@ def compute_spike_score(values: Sequence[float]) -> float | None:
     return float((centered[ends] - means > _NUM_DEVIATIONS * deviations).mean())
 
 
-def _accumulate(values: NDArray[np.float64]) -> NDArray[np.float64]:
+def _accumulate(values: "NDArray[np.float64]") -> "NDArray[np.float64]":
     """Return the sums of the first n values, for n from 0 to their number."""
+    import numpy as np
+
     return np.concatenate([[0.0], np.cumsum(values)])

@@ -1,5 +1,6 @@
 """Run the fast commands of README.md and of the documentation on a small run."""
 
+import json
 import os
 import re
 import shlex
@@ -18,11 +19,26 @@ TABLE_COMMAND = re.compile(r"`(hlat [^`]+)`")
 # Commands that take seconds and need the runs x, a and b only. test_guides.py runs the guides,
 # test_documents.py composes the others.
 FAST = re.compile(
-    r"hlat (plan (?!from_nxdt)|cluster |report runs/(x|a runs/b)(?! serve)|average runs/x last"
+    r"hlat (plan (?!from_nxdt|calibrate)|cluster |report runs/(x|a runs/b)(?! serve)|average runs/x last"
     r"|checkpoint (?!.*step=100).* runs/x|export runs/x output)"
 )
 DOES_NOT_FIT = "hlat plan model=70b precision=mixed hardware=trn1_32xl hardware.nodes=4"
 """An example of planning.md that the planner rejects with exit code 2."""
+QWEN3_8B = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000,
+    "max_position_embeddings": 40960,
+    "tie_word_embeddings": False,
+}
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("commands")]
 
 
@@ -57,6 +73,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory, small: list[str]) -> Path:
     assert signed.returncode == 0
     for name in ("a", "b"):
         shutil.copytree(runner.folder / "runs/x", runner.folder / "runs" / name)
+    (runner.folder / "Qwen3-8B").mkdir()
+    (runner.folder / "Qwen3-8B/config.json").write_text(json.dumps(QWEN3_8B))
     return runner.folder
 
 
