@@ -46,6 +46,9 @@ class ParallelismConfig:
     zero: int = bounded(0, min=0, max=3)
     """ZeRO stage, sharded over the data-parallel ranks, and for experts over their replicas: 0
     nothing, 1 optimizer states and master weights, 2 also accumulated gradients, 3 also weights."""
+    dp_replicate: int = bounded(1, min=1)
+    """Number of replicas of the shards of ZeRO: each has dp / dp_replicate consecutive ranks, and
+    gradients are summed over replicas (HSDP with zero 3). More than one needs zero >= 1."""
     pipeline_schedule: PipelineSchedule = PipelineSchedule.one_f_one_b
     """Order of the micro batches in a pipeline."""
     stages_per_rank: int = bounded(1, min=1)

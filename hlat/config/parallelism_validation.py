@@ -120,6 +120,31 @@ def validate_expert_parallel(config: Config) -> Iterator[str]:
     dp = layout.dp or config.num_processes // per_replica
     if dp >= 1 and dp % ep:
         yield format_divisibility_error("parallelism.ep", ep, "parallelism.dp", dp)
+    elif 1 < layout.dp_replicate < dp and dp // layout.dp_replicate % ep:
+        key = "parallelism.dp / parallelism.dp_replicate"
+        yield format_divisibility_error("parallelism.ep", ep, key, dp // layout.dp_replicate)
+
+
+def validate_replicas(config: Config) -> Iterator[str]:
+    """Require that replicas are sharded, and that they have equally many ranks, at least two."""
+    layout = config.parallelism
+    count, per_replica = layout.dp_replicate, layout.tp * layout.pp
+    if count <= 1 or per_replica < 1:
+        return
+    key = f"parallelism.dp_replicate={count}"
+    if layout.zero == 0:
+        yield (
+            f"{key} needs parallelism.zero >= 1, which shards each replica; set "
+            "parallelism.zero=3, or parallelism.dp_replicate=1"
+        )
+    dp = layout.dp or config.num_processes // per_replica
+    if dp >= 1 and dp % count:
+        yield format_divisibility_error("parallelism.dp_replicate", count, "parallelism.dp", dp)
+    elif dp == count:
+        yield (
+            f"{key} leaves one of parallelism.dp={dp} ranks to each replica, so that nothing is "
+            "sharded; set parallelism.dp_replicate=1 parallelism.zero=0"
+        )
 
 
 def validate_batch_size(config: Config) -> Iterator[str]:
@@ -242,6 +267,7 @@ PARALLELISM_VALIDATORS: tuple[Callable[[Config], Iterable[str]], ...] = (
     validate_pipeline,
     validate_world_size,
     validate_expert_parallel,
+    validate_replicas,
     validate_batch_size,
     validate_batch_ramp,
     validate_length_warmup,

@@ -16,8 +16,8 @@ from hlat.distributed.mesh_axis import MeshAxis
 from hlat.distributed.mesh_coordinates import (
     ParallelDegrees,
     compute_parallel_degrees,
-    partition_experts,
     partition_ranks,
+    split_into_groups,
 )
 from hlat.distributed.mesh_object_group import add_background_axes, build_parallel_state
 from hlat.distributed.parameter_shards import count_kv_replicas
@@ -41,7 +41,9 @@ class ParallelMesh:
             rank has it.
         stage: All ranks of a pipeline stage, if the optimizer updates whole matrices.
         ep: Consecutive data-parallel ranks with other experts.
-        expert_dp: Data-parallel ranks with the same experts.
+        dp_shard: Consecutive data-parallel ranks over which ZeRO shards a replica.
+        dp_replicate: Data-parallel ranks with the same shards.
+        expert_dp_shard: Ranks along dp_shard with the same experts.
     """
 
     def __init__(self, config: Config, rank: int = 0) -> None:
@@ -55,7 +57,9 @@ class ParallelMesh:
         self.tied_embedding = tied if tied is not None and tied.size > 1 else None
         self.stage = axes.get("stage")
         self.ep = axes.get("ep", MeshAxis([rank], rank))
-        self.expert_dp = axes.get("expert_dp", self.dp)
+        self.dp_shard = axes.get("dp_shard", self.dp)
+        self.dp_replicate = axes.get("dp_replicate", MeshAxis([rank], rank))
+        self.expert_dp_shard = axes.get("expert_dp_shard", self.dp_shard)
         self.parallel_state = build_parallel_state(rank, axes)
 
     def all_reduce(self, tensor: torch.Tensor) -> None:
@@ -75,8 +79,13 @@ def list_axis_partitions(config: Config, degrees: ParallelDegrees) -> dict[str, 
     if config.model.tie_embeddings and degrees.pp > 1:
         ends = [[ranks[0], ranks[-1]] for ranks in pp]
         partitions["tied_embedding"] = ends + [[rank] for ranks in pp for rank in ranks[1:-1]]
-    if config.parallelism.ep > 1:
-        partitions |= partition_experts(dp, config.parallelism.ep)
+    dp_shard = dp
+    if degrees.dp_replicate > 1:
+        dp_shard, dp_replicate = split_into_groups(dp, degrees.dp_shard)
+        partitions |= {"dp_shard": dp_shard, "dp_replicate": dp_replicate}
+    if degrees.ep > 1:
+        ep, expert_dp_shard = split_into_groups(dp_shard, degrees.ep)
+        partitions |= {"ep": ep, "expert_dp_shard": expert_dp_shard}
     optimizer = get_optimizer_spec(config.optimizer.name)
     if not all(optimizer.is_elementwise(role) for role in ParameterRole):
         size = degrees.dp * degrees.tp

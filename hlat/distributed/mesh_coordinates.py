@@ -12,17 +12,27 @@ from hlat.config.parallelism import ParallelismConfig
 
 @dataclass(frozen=True)
 class ParallelDegrees:
-    """Number of processes along each axis; `ep` of those along dp divide experts."""
+    """Number of processes along each axis.
+
+    Of those along dp, `ep` consecutive ones divide experts, and `dp_shard` consecutive ones shard
+    the state of a replica.
+    """
 
     dp: int = 1
     tp: int = 1
     pp: int = 1
     ep: int = 1
+    dp_replicate: int = 1
 
     @property
     def world_size(self) -> int:
         """Product of dp, tp and pp."""
         return self.dp * self.tp * self.pp
+
+    @property
+    def dp_shard(self) -> int:
+        """Data-parallel ranks of a replica."""
+        return self.dp // self.dp_replicate
 
 
 @dataclass(frozen=True)
@@ -39,7 +49,8 @@ def compute_parallel_degrees(parallelism: ParallelismConfig, world_size: int) ->
     dp, remainder = divmod(world_size, parallelism.tp * parallelism.pp)
     assert remainder == 0
     assert parallelism.dp in (None, dp)
-    return ParallelDegrees(dp, parallelism.tp, parallelism.pp, parallelism.ep)
+    layout = parallelism
+    return ParallelDegrees(dp, layout.tp, layout.pp, layout.ep, layout.dp_replicate)
 
 
 def compute_mesh_coordinates(rank: int, degrees: ParallelDegrees) -> MeshCoordinates:
@@ -64,12 +75,11 @@ def partition_ranks(degrees: ParallelDegrees, axis: str) -> list[list[int]]:
     return [[sum(others) + offset for offset in along] for others in product(*offsets.values())]
 
 
-def partition_experts(dp: list[list[int]], ep: int) -> dict[str, list[list[int]]]:
-    """Return the ranks along the expert-parallel axes, by name, given those along dp.
+def split_into_groups(axis: list[list[int]], size: int) -> tuple[list[list[int]], list[list[int]]]:
+    """Split the ranks along an axis into groups of `size` consecutive ranks.
 
-    `ep` consecutive data-parallel ranks divide the experts; every ep-th rank has the same experts.
+    Returns:
+        The groups, and the ranks with the same index in each group.
     """
-    return {
-        "ep": [ranks[start : start + ep] for ranks in dp for start in range(0, len(ranks), ep)],
-        "expert_dp": [ranks[start::ep] for ranks in dp for start in range(ep)],
-    }
+    groups = [ranks[i : i + size] for ranks in axis for i in range(0, len(ranks), size)]
+    return groups, [ranks[i::size] for ranks in axis for i in range(size)]

@@ -53,15 +53,18 @@ def reduce_config(config: Config, num_started_processes: int = 1) -> Config:
     """Return a small configuration with the same code paths.
 
     Unless torchrun or Slurm has started several processes, the doctor starts its own with at most
-    two data-parallel ranks, or four if two of them divide experts that others replicate. More show
-    the same faults. Raise ConfigError if there are too many.
+    two data-parallel ranks, or four if two of them divide experts that others replicate, and with
+    at most two replicas. More show the same faults. Raise ConfigError if there are too many.
     """
     layout = config.parallelism
     replica_size = layout.tp * layout.pp
+    num_replicas = min(2, layout.dp_replicate)
     if num_started_processes == 1:
-        dp = _reduce_dp(config.num_processes // replica_size, layout.ep)
+        dp_shard = config.num_processes // (replica_size * layout.dp_replicate)
+        dp = num_replicas * _reduce_dp(dp_shard, layout.ep)
     else:
         dp = max(1, num_started_processes // replica_size)
+        num_replicas = num_replicas if dp % 2 == 0 and dp > 2 else 1
     if num_started_processes == 1 and replica_size * dp > _MAX_LOCAL_PROCESSES:
         raise ConfigError(
             f"parallelism.tp={layout.tp} x pp={layout.pp} x dp={dp} needs {replica_size * dp} "
@@ -77,7 +80,12 @@ def reduce_config(config: Config, num_started_processes: int = 1) -> Config:
         model=_reduce_model(config, batch.sequence_length),
         batch=batch,
         phase=_reduce_phase(config, batch),
-        parallelism=replace(layout, dp=dp, ep=math.gcd(dp, 2) if layout.ep > 1 else 1),
+        parallelism=replace(
+            layout,
+            dp=dp,
+            ep=math.gcd(dp // num_replicas, 2) if layout.ep > 1 else 1,
+            dp_replicate=num_replicas,
+        ),
         # NxD builds one model per process, and the causality check needs a loss mask
         data=replace(config.data, loss_mask=config.data.loss_mask or is_nxd),
         hardware=replace(config.hardware, nodes=1, processes_per_node=None),
@@ -93,7 +101,8 @@ def reduce_config(config: Config, num_started_processes: int = 1) -> Config:
 
 def to_single_process(config: Config) -> Config:
     """Return the same run on one process, with the micro batches of all ranks in turn."""
-    without_axes = _WITHOUT_AXIS["tp"] | _WITHOUT_AXIS["pp"] | {"dp": 1, "ep": 1, "zero": 0}
+    without_axes = _WITHOUT_AXIS["tp"] | _WITHOUT_AXIS["pp"]
+    without_axes |= {"dp": 1, "ep": 1, "zero": 0, "dp_replicate": 1}
     return replace(config, parallelism=replace(config.parallelism, **without_axes))
 
 

@@ -46,7 +46,7 @@ from hlat.optim.gradient_norm import compute_global_norm
 from hlat.optim.update_rule import init_state
 from hlat.precision import random_bits, stochastic_rounding
 from tests.distributed import component_mutants, training_mutants
-from tests.distributed.layout_overrides import DP, KV, MICRO, PP, SP, TP
+from tests.distributed.layout_overrides import DP, HSDP, KV, MICRO, PP, SP, TP
 from tests.distributed.patching import Plant, around, patched
 
 
@@ -532,6 +532,7 @@ MUTANTS: dict[str, Plant] = {
     ),
     "products in bf16": around(linear.Linear, "forward", _in_bf16),
     "one parameter not reduced": _one_is_not_reduced,
+    "replicas not summed": patched(data_parallel, _start_sum=lambda gradient, axis: None),
     "sum instead of mean": around(
         NativeEngine,
         "_count_global_target_tokens",
@@ -610,6 +611,7 @@ FOUND = {
     "rounds away too often": ("precision=bf16_sr", "rounding", "drift", "rounding"),
     "products in bf16": ("", "numerics", "grad_norm", "precision"),
     "one parameter not reduced": (DP, "reduction", "layers.1.mlp.down_proj", "dp"),
+    "replicas not summed": (HSDP, "reduction", "layers.1.mlp.down_proj", "dp"),
     "sum instead of mean": (DP, "reduction", "embed_tokens", "dp"),
     "all ranks read the same": (DP, "data", "rows that are read twice", "dp"),
     "updates not shared": (f"{DP} parallelism.zero=1", "next step", "weights", "dp"),

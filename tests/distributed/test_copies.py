@@ -16,6 +16,7 @@ pytestmark = [pytest.mark.distributed, pytest.mark.xdist_group("processes")]
 
 FLIPS = 20
 LAYOUTS = ["dp=4", "dp=2", "tp=4", "tp=2 dp=2", "dp=2 zero=1", "dp=2 zero=3", "tp=2 pp=2 dp=2"]
+LAYOUTS += ["dp=4 zero=3 dp_replicate=2", "dp=4 zero=1 dp_replicate=2"]
 DEFAULT = {("tp=2 dp=2", "bf16_sr"), ("dp=2 zero=1", "mixed"), ("dp=2 zero=3", "mixed")}
 DEFAULT |= {("tp=2 pp=2 dp=2", "bf16_sr")}
 CASES = [

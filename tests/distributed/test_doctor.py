@@ -11,7 +11,7 @@ from hlat.doctor.check_result import CheckStatus
 from hlat.doctor.check_runner import CHECKS
 from hlat.doctor.reduced_config import reduce_config
 from tests.distributed import mutants, training_mutants
-from tests.distributed.layout_overrides import DP, EP, EP_DP, KV, MICRO, PP, SP, TP
+from tests.distributed.layout_overrides import DP, EP, EP_DP, HSDP, KV, MICRO, PP, SP, TP
 from tests.distributed.mutants import FOUND
 from tests.distributed.ranks import Ranks
 from tests.support.model_components import COMPONENTS
@@ -45,6 +45,7 @@ OPTIONS = {
     "masks, tied head": f"{TP} data.document_mask=true data.loss_mask=true "
     "model.tie_embeddings=true",
     "head tied to another stage": f"{PP} model.tie_embeddings=true",
+    "two replicas": f"{HSDP} precision=bf16_sr",
     "experts on two ranks": EP,
     "experts with replicas": f"{EP_DP} parallelism.zero=1",
     "experts with FSDP": f"{EP_DP} parallelism.zero=3",

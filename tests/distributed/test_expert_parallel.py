@@ -68,6 +68,9 @@ CASES = [
     pytest.param("ep=2 dp=4 zero=1", LOSSES, id="zero1"),
     pytest.param("ep=2 dp=4 zero=2", LOSSES, id="zero2", marks=slow),
     pytest.param("ep=2 dp=4 zero=3", LOSSES, id="zero3"),
+    pytest.param("ep=2 dp=4 zero=3 dp_replicate=2", FIVE, id="zero3-replicas"),
+    pytest.param("ep=2 dp=8 zero=3 dp_replicate=2", LOSSES, id="zero3-two-replicas", marks=slow),
+    pytest.param("ep=2 dp=8 zero=1 dp_replicate=2", MUON, id="zero1-replicas", marks=slow),
     pytest.param("ep=2 dp=2 zero=1", (), id="zero1-one-replica", marks=slow),
     pytest.param("ep=2 dp=2 zero=3", FIVE, id="zero3-one-replica"),
     pytest.param(f"ep=2 dp=2 {SP}", LOSSES, id="tp2-sp"),
@@ -135,7 +138,8 @@ def assert_equal_training(
 def test_training_equals_one_process(
     ranks: Ranks, configure, single_process, layout: str, overrides: tuple[str, ...]
 ) -> None:
-    config: Config = configure(layout, *MOE, *overrides)
+    accumulation = 2 if "dp=8" in layout else 4
+    config: Config = configure(layout, *MOE, *overrides, accumulation=accumulation)
     found = ranks.run(config.num_processes, checks.train_and_record, config, STEPS)
     assert_equal_training(found, single_process(layout, overrides))
 

@@ -37,6 +37,10 @@ LAYOUTS = {
     "dp4+zero3": "dp=4 zero=3",
     "tp2+pp2+dp2+zero3": "tp=2 pp=2 dp=2 zero=3",
     "tp2+sp+pp2+dp2+zero3": "tp=2 sequence_parallel=true pp=2 dp=2 zero=3",
+    "dp4+zero3+replicas": "dp=4 zero=3 dp_replicate=2",
+    "pp2+dp4+zero3+replicas": "pp=2 dp=4 zero=3 dp_replicate=2",
+    "pp2+dp4+zero2+replicas": "pp=2 dp=4 zero=2 dp_replicate=2",
+    "tp2+sp+dp4+zero1+replicas": "tp=2 sequence_parallel=true dp=4 zero=1 dp_replicate=2",
 }
 SEVERAL_STAGES = {
     "interleaved": "pp=2 pipeline_schedule=interleaved stages_per_rank=3",
@@ -49,6 +53,7 @@ DEFAULT = {
     *(("pp4", 4), ("dp2+zero2", 4)),
     *(("tp2+pp2+dp2+zero1", 4), ("tp4+sp+dp2+zero1", 1), ("tp2+sp+pp2+dp2+zero3", 1)),
     *(("interleaved+tp2+sp", 4), ("zero bubble", 2)),
+    *(("dp4+zero3+replicas", 4), ("tp2+sp+dp4+zero1+replicas", 1)),
 }
 """Layouts and numbers of micro batches of the default suite."""
 
@@ -167,6 +172,7 @@ DEFAULT_RECIPES = [
         for recipe in ("mixed", "bf16", "bf16_sr", "bf16_sr_master")
     ),
     *((recipe, "pp=2 dp=2 zero=3") for recipe in ("mixed", "bf16_sr")),
+    ("bf16_sr", "dp=4 zero=3 dp_replicate=2"),
 ]
 EIGHT_RANKS = "tp=2 sequence_parallel=true pp=2 dp=2"
 RECIPE_CASES = [
@@ -176,6 +182,13 @@ RECIPE_CASES = [
         for recipe, zero in [
             *((recipe, 1) for recipe in RECIPES),
             *(("mixed", 3), ("bf16", 2), ("bf16_sr", 3)),
+        ]
+    ),
+    *(
+        pytest.param(recipe, f"dp=4 zero={zero} dp_replicate=2", marks=pytest.mark.slow)
+        for recipe, zero in [
+            *((recipe, 1) for recipe in RECIPES),
+            *((recipe, 3) for recipe in ("mixed", "bf16")),
         ]
     ),
     pytest.param("bf16", "pp=2 dp=2 zero=3", marks=pytest.mark.slow),

@@ -43,6 +43,7 @@ LAYOUTS = {
     "dp2+zero2": "dp=2 zero=2",
     "dp3+zero1": "dp=3 zero=1",  # shards of different sizes
     "dp2+zero3": "dp=2 zero=3",
+    "dp4+zero3+replicas": "dp=4 zero=3 dp_replicate=2",
     "pp2": "pp=2",
     "pp3": "pp=3",
     "tp2+pp2+dp2+zero1": "tp=2 pp=2 dp=2 zero=1",
@@ -136,7 +137,8 @@ def single_process(configure):
 
 def batch_of(layout: str) -> list[str]:
     """Return a batch that three ranks divide."""
-    return ["batch.global_batch_size=12", f"batch.micro_batch_size={2 if 'dp=' in layout else 4}"]
+    size = 1 if "dp=4" in layout else 2 if "dp=" in layout else 4
+    return ["batch.global_batch_size=12", f"batch.micro_batch_size={size}"]
 
 
 @pytest.mark.parametrize(("optimizer", "name"), CASES)

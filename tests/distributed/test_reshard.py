@@ -13,6 +13,7 @@ LAYOUTS = {
     "dp2": "dp=2",
     "dp2+zero1": "dp=2 zero=1",
     "dp2+zero3": "dp=2 zero=3",
+    "dp4+zero3+replicas": "dp=4 zero=3 dp_replicate=2",
     "tp2": "tp=2",
     "pp2": "pp=2",
     "tp2+pp2": "tp=2 pp=2",
@@ -25,6 +26,7 @@ NAMES = [*LAYOUTS]
 DEFAULT = {
     "single": ["dp2+zero3"],
     "dp2+zero3": ["tp2+pp2+dp2+zero1"],
+    "dp4+zero3+replicas": ["dp2+zero1"],
     "tp2+pp2+dp2+zero1": ["single"],
 }
 """Layouts that load the checkpoint of a layout in the default suite."""

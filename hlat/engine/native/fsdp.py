@@ -27,14 +27,15 @@ if TYPE_CHECKING:
 
 def uses_fsdp(config: Config, mesh: ParallelMesh) -> bool:
     """Return True if FSDP2 shards the parameters."""
-    return config.parallelism.zero > 1 and mesh.dp.size > 1
+    return config.parallelism.zero > 1 and mesh.dp_shard.size > 1
 
 
 def apply_fsdp(part: Decoder, config: Config, mesh: ParallelMesh, device: torch.device) -> None:
-    """Shard the parameters of a model part on the meta device over data-parallel ranks.
+    """Shard the parameters of a model part on the meta device over the ranks of a replica.
 
     This replaces the parameters by uninitialized rows on the device. Experts are sharded over the
-    ranks with the same experts.
+    ranks with the same experts. FSDP2 does not sum gradients over replicas; data_parallel.py does,
+    once per step.
     """
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -48,7 +49,7 @@ def apply_fsdp(part: Decoder, config: Config, mesh: ParallelMesh, device: torch.
     shard = partial(fully_shard, mp_policy=policy)
     dense_mesh, expert_mesh = (
         None if axis.group is None else DeviceMesh.from_group(axis.group, device.type)
-        for axis in (mesh.dp, mesh.expert_dp)
+        for axis in (mesh.dp_shard, mesh.expert_dp_shard)
     )
     for layer in part.layers.values():
         if expert_mesh is not None:

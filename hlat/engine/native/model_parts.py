@@ -74,7 +74,10 @@ def _select_shardings(
     part: Decoder, parameters: Mapping[str, ModuleParameter], mesh: ParallelMesh, zero: int
 ) -> dict[str, DataParallelSharding]:
     """Return the sharding of each parameter over the ranks that have the same one."""
-    dense, of_experts = (DataParallelSharding(axis, zero) for axis in (mesh.dp, mesh.expert_dp))
+    dense, of_experts = (
+        DataParallelSharding(axis, mesh.dp_replicate, zero)
+        for axis in (mesh.dp_shard, mesh.expert_dp_shard)
+    )
     return {
         name: dense if parameters[name].expert is None else of_experts
         for name, _ in part.named_parameters()

@@ -83,7 +83,7 @@ class NativeEngine:
         self.params = (
             TrainableParameters(local_params, config, self._mesh, backend)
             if training
-            else ShardedParameters(local_params, config, self._mesh.dp)
+            else ShardedParameters(local_params, config, self._mesh)
         )
         if self._mesh.pp.size > 1:
             self._runner: MicroBatchRunner = PipelineRunner(

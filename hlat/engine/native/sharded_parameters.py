@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from hlat.config.run import Config
-from hlat.distributed.mesh_axis import MeshAxis
+from hlat.distributed.device_mesh import ParallelMesh
 from hlat.distributed.parameter_shards import ParameterShard
 from hlat.engine.native.data_parallel import DataParallelSharding
 
@@ -39,11 +39,12 @@ class ShardedParameters:
     """
 
     def __init__(
-        self, local_params: Mapping[str, LocalParameter], config: Config, dp: MeshAxis
+        self, local_params: Mapping[str, LocalParameter], config: Config, mesh: ParallelMesh
     ) -> None:
         self.local_params = local_params
         self.model_params = {name: local.param for name, local in local_params.items()}
-        self.sharding = DataParallelSharding(dp, config.parallelism.zero)
+        zero = config.parallelism.zero
+        self.sharding = DataParallelSharding(mesh.dp_shard, mesh.dp_replicate, zero)
         self.updated_rows = {
             name: local.sharding.get_updated_rows(local.shard.shape)
             for name, local in local_params.items()

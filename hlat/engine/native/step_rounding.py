@@ -57,8 +57,7 @@ class StochasticRounding(NearestRounding):
         super().__init__(compile_backend)
         self._params, self._get_step_count = params, get_step_count
         self._seed = config.run.seed
-        sharding = params.sharding
-        self._dp_rank = 0 if sharding.is_fsdp else sharding.axis.rank
+        self._rank = params.sharding.accumulation_rank
         self._first_micro_batch = 0
         self._generators = {
             name: build_shard_generator(local.shard, config.run.seed, local.param.device)
@@ -68,7 +67,7 @@ class StochasticRounding(NearestRounding):
 
     def start_step(self, num_micro_batches: int) -> None:
         """Set the number of micro batches of each data-parallel rank in the next step."""
-        self._first_micro_batch = self._dp_rank * num_micro_batches
+        self._first_micro_batch = self._rank * num_micro_batches
 
     @record_range("rounding")
     def add_(self, name: str, micro_batch: int, total: Tensor, gradient: Tensor) -> None:

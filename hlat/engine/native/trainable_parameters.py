@@ -38,7 +38,7 @@ class TrainableParameters(ShardedParameters):
         mesh: ParallelMesh,
         compile_backend: str | None = None,
     ) -> None:
-        super().__init__(local_params, config, mesh.dp)
+        super().__init__(local_params, config, mesh)
         self._precision, self._compile_backend = config.precision, compile_backend
         device = next(iter(self.model_params.values())).device
         self._rounding = NearestRounding(compile_backend)

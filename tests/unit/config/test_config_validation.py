@@ -112,6 +112,32 @@ REFUSED = [
         "parallelism.ep=2 does not divide parallelism.dp=3; use 1 or 3",
     ),
     (
+        [
+            *("model=mixtral_tiny", "parallelism.ep=4", "parallelism.dp=4", "parallelism.zero=3"),
+            "parallelism.dp_replicate=2",
+        ],
+        "parallelism.ep=4 does not divide parallelism.dp / parallelism.dp_replicate=2; use 1 or 2",
+    ),
+    (
+        ["parallelism.dp=4", "parallelism.dp_replicate=2"],
+        "parallelism.dp_replicate=2 needs parallelism.zero >= 1, which shards each replica; set "
+        "parallelism.zero=3, or parallelism.dp_replicate=1",
+    ),
+    (
+        ["parallelism.dp=4", "parallelism.dp_replicate=3", "parallelism.zero=3"],
+        "parallelism.dp_replicate=3 does not divide parallelism.dp=4; use 1, 2 or 4",
+    ),
+    (
+        ["parallelism.dp=4", "parallelism.dp_replicate=4", "parallelism.zero=3"],
+        "parallelism.dp_replicate=4 leaves one of parallelism.dp=4 ranks to each replica, so that "
+        "nothing is sharded; set parallelism.dp_replicate=1 parallelism.zero=0",
+    ),
+    (
+        ["engine=nxd", "parallelism.dp=4", "parallelism.dp_replicate=2", "parallelism.zero=1"],
+        "parallelism.dp_replicate=2 is not supported by engine=nxd: NxD shards over all "
+        "data-parallel ranks; use 1, or engine=native",
+    ),
+    (
         ["model=mixtral_tiny", "parallelism.ep=4", "hardware.processes_per_node=2"],
         "parallelism.ep=4 does not divide parallelism.dp=2; use 1 or 2",
     ),

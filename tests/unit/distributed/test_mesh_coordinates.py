@@ -10,8 +10,8 @@ from hlat.distributed.mesh_coordinates import (
     ParallelDegrees,
     compute_mesh_coordinates,
     compute_parallel_degrees,
-    partition_experts,
     partition_ranks,
+    split_into_groups,
 )
 
 
@@ -41,12 +41,12 @@ def test_order_is_pp_dp_tp() -> None:
     ]
 
 
-def test_consecutive_data_parallel_ranks_divide_experts() -> None:
+def test_groups_have_consecutive_data_parallel_ranks() -> None:
     mesh = ParallelDegrees(dp=4, tp=2, pp=2)
-    groups = partition_experts(partition_ranks(mesh, "dp"), 2)
-    assert groups["ep"][:4] == [[0, 2], [4, 6], [1, 3], [5, 7]]
-    assert groups["expert_dp"][:4] == [[0, 4], [2, 6], [1, 5], [3, 7]]
-    for ranks in groups.values():
+    groups, across = split_into_groups(partition_ranks(mesh, "dp"), 2)
+    assert groups[:4] == [[0, 2], [4, 6], [1, 3], [5, 7]]
+    assert across[:4] == [[0, 4], [2, 6], [1, 5], [3, 7]]
+    for ranks in (groups, across):
         assert sorted(chain.from_iterable(ranks)) == list(range(16))
 
 
