@@ -65,6 +65,12 @@ LAYOUTS = {
     ),
     "dp2, zero 3, mixed": "precision=mixed dp=2 zero=3",
     "dp2, zero 3, bf16, full": "precision=bf16 dp=2 zero=3 activation_checkpointing=full",
+    "dp4, zero 3, two replicas, mixed": (
+        "precision=mixed dp=4 zero=3 dp_replicate=2 batch.global_batch_size=16"
+    ),
+    "dp4, zero 1, two replicas, bf16_sr": (
+        "precision=bf16_sr dp=4 zero=1 dp_replicate=2 batch.global_batch_size=16"
+    ),
     "tp2 x dp2, zero 1, bf16_sr_master": "precision=bf16_sr_master tp=2 dp=2 zero=1",
     "one process, Muon, bf16_sr": "precision=bf16_sr optimizer=muon",
     "one process, SOAP, fp32": "optimizer=soap",

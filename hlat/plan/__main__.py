@@ -150,7 +150,9 @@ def _run_configured_plan(arguments: argparse.Namespace) -> int:
         from hlat.plan.budget_text import format_budget, summarize_budget
 
         budget = plan_configured_budget(config, arguments)
-        _print_result(arguments, summarize_budget(budget), format_budget(budget))
+        _print_result(
+            arguments, summarize_budget(budget), format_budget(budget, arguments.overrides)
+        )
         return ExitCode.FINISHED
     if arguments.search:
         return _print_search(config, problems, arguments)
@@ -255,7 +257,7 @@ def _print_plan(
             capacity = plan.device_memory_bytes
             lines += ["", plan_text.format_infeasible_plan(planned, plan.memory, capacity)]
     if not fits:
-        lines += plan_text.format_alternatives(fitting)
+        lines += plan_text.format_alternatives(fitting, arguments.overrides)
     _print_result(arguments, summary, lines)
     for planned, plan in plans:
         _save_figure(arguments, partial(_build_plan_figure, planned, plan))
@@ -279,7 +281,9 @@ def _print_search(
     layouts = search_layouts(config)
     own = explain_configured(config, problems, layouts)
     summary = search_text.summarize_search(layouts, own)
-    _print_result(arguments, summary, search_text.format_search(config, layouts, own))
+    _print_result(
+        arguments, summary, search_text.format_search(config, layouts, own, arguments.overrides)
+    )
     return ExitCode.FINISHED if any(layout.fits for layout in layouts) else ExitCode.CONFIGURATION
 
 

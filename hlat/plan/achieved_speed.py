@@ -18,14 +18,12 @@ from hlat.plan.hardware_efficiency import (
     load_efficiencies,
 )
 
-_THREAD_EXPONENT = 0.7
-"""Processes of a node share its CPU: each of n has n^-0.7 of the speed of one with all cores.
-Fitted to step times of one and two processes on two cores, as `UNKNOWN_HARDWARE`."""
-
 
 @dataclass(frozen=True)
 class AchievedSpeed:
     """Achieved FLOP/s and bytes/s of a rank; link and network include their efficiency.
+
+    The processes of a node share its CPU, so that each of n has 1/n of the speed of one.
 
     Attributes:
         flops: Speed of matmuls.
@@ -36,6 +34,7 @@ class AchievedSpeed:
         link: Bandwidth to ranks of the same node.
         network: Bandwidth of the node to other nodes.
         passes: Times that operators other than matmuls transfer an activation.
+        operator_s: Time of an operator besides its FLOPs and bytes; shorter with fewer threads.
         efficiency: Constants of the device.
     """
 
@@ -47,6 +46,7 @@ class AchievedSpeed:
     link: float
     network: float
     passes: float
+    operator_s: float
     efficiency: HardwareEfficiency
 
 
@@ -90,7 +90,7 @@ def compute_achieved_speed(
     raise_config_errors(f"hardware.{key} is unknown, so is the step time" for key in missing)
     flops, memory, link, network = (peak or 0.0 for peak in peaks.values())
     is_cpu = hardware.name == "cpu"
-    share = (config.num_processes / hardware.nodes) ** -_THREAD_EXPONENT if is_cpu else 1.0
+    share = hardware.nodes / config.num_processes if is_cpu else 1.0
     layer_efficiency = efficiency.compute
     if traits.matmul_dtype is not None:
         layer_efficiency = efficiency.float8 or efficiency.compute
@@ -104,6 +104,7 @@ def compute_achieved_speed(
         link=link * 1e9 * efficiency.link,
         network=network * 1e9 / 8 * efficiency.network,
         passes=efficiency.compiled_passes if is_compiled else efficiency.eager_passes,
+        operator_s=efficiency.operator_s * share,
         efficiency=efficiency,
     )
 

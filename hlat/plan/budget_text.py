@@ -1,5 +1,6 @@
 """Plan of a budget as JSON and as text."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -42,7 +43,7 @@ def _summarize_option(option: BudgetOption) -> dict[str, Any]:
     }
 
 
-def format_budget(plan: BudgetPlan) -> list[str]:
+def format_budget(plan: BudgetPlan, overrides: Sequence[str] = ()) -> list[str]:
     """Return the efficient options, the tokens of the best one, and the compute-optimal model."""
     best, optimum = plan.best, plan.optimum
     config = best.layout.config
@@ -63,7 +64,7 @@ def format_budget(plan: BudgetPlan) -> list[str]:
         f"most tokens: {format_short(best.tokens)} on {format_count(best.nodes)} "
         f"{'node' if best.nodes == 1 else 'nodes'} in {format_short(best.days)} days, {interval} "
         f"{format_short(low)} to {format_short(high)}",
-        format_command(best.layout, "its layout:"),
+        format_command(best.layout, overrides, "to train it:"),
         *([] if plan.max_days else ["days=N limits the duration"]),
         "",
         f"compute-optimal for these {optimum.flops:.3g} FLOPs: {format_short(optimum.parameters)} "
@@ -82,6 +83,8 @@ def _build_row(option: BudgetOption, num_parameters: int) -> list[str]:
     settings = [f"tp {layout.tp}", f"pp {layout.pp}{stages}", f"zero {layout.zero}"]
     if layout.ep > 1:
         settings.append(f"ep {layout.ep}")
+    if layout.dp_replicate > 1:
+        settings.append(f"{layout.dp_replicate} replicas")
     return [
         option.price.name,
         format_count(option.nodes),

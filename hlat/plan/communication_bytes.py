@@ -51,9 +51,10 @@ def compute_pipeline_bytes(config: Config, mesh: ParallelDegrees) -> float:
 def compute_data_parallel_bytes(
     config: Config, mesh: ParallelDegrees, stage: PipelineStageShard, reduces_once: bool = False
 ) -> float:
-    """Return the bytes that a rank sends along its data-parallel rings in a step.
+    """Return the bytes that a rank sends along the rings of its replica in a step.
 
-    The ring of experts has the n = dp / ep ranks with the same ones, that of other weights n = dp.
+    The ring of experts has the n = dp_shard / ep ranks with the same ones, that of other weights
+    n = dp_shard, which is dp without replicas.
 
     ZeRO stage 0 reduce-scatters and all-gathers gradients, (n - 1)/n of them each. From stage 1 on
     weights are gathered instead; from stage 2 on each micro batch reduce-scatters and gathers; in
@@ -62,10 +63,21 @@ def compute_data_parallel_bytes(
     """
     in_layers = sum(stage.layer_numels)
     experts, others = stage.expert_numel, stage.numel - stage.expert_numel
-    num_replicas = mesh.dp // mesh.ep
+    num_ranks, num_expert_ranks = mesh.dp_shard, mesh.dp_shard // mesh.ep
     sent_experts = _compute_ring_bytes(config, experts, experts, reduces_once)
     sent_others = _compute_ring_bytes(config, others, in_layers - experts, reduces_once)
-    return sent_others * (mesh.dp - 1) / mesh.dp + sent_experts * (num_replicas - 1) / num_replicas
+    return (
+        sent_others * (num_ranks - 1) / num_ranks
+        + sent_experts * (num_expert_ranks - 1) / num_expert_ranks
+    )
+
+
+def compute_replica_bytes(
+    config: Config, mesh: ParallelDegrees, stage: PipelineStageShard
+) -> float:
+    """Return the bytes that a rank sends in a step to all-reduce the gradients of its shard."""
+    gradients = stage.compute_shard_numel(mesh) * get_itemsize(config.precision.reduce_dtype)
+    return 2 * gradients * (mesh.dp_replicate - 1) / mesh.dp_replicate
 
 
 def _compute_ring_bytes(config: Config, numel: int, layer_numel: int, reduces_once: bool) -> float:
@@ -115,10 +127,10 @@ def compute_expert_parallel_bytes(
 
 
 def count_rings_per_node(config: Config, mesh: ParallelDegrees) -> int:
-    """Return the number of data-parallel rings that share a node's network.
+    """Return the number of rings of replicas that share a node's network.
 
     Ranks of a ring on the same node are adjacent in it, so the ring leaves the node once.
     """
     per_node = config.hardware.processes_per_node or config.num_processes
-    ranks_per_ring = max(1, min(mesh.dp, per_node // mesh.tp))
+    ranks_per_ring = max(1, min(mesh.dp_shard, per_node // mesh.tp))
     return max(1, per_node // ranks_per_ring)

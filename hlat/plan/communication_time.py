@@ -78,18 +78,30 @@ def compute_data_parallel_time(
     speed: AchievedSpeed,
     traits: FrameworkTraits,
 ) -> float:
-    """Return the seconds of all data-parallel collectives of a step, two or three per layer."""
+    """Return the seconds of all collectives within replicas of a step, two or three per layer."""
     once = traits.reduces_once
     sent = communication_bytes.compute_data_parallel_bytes(config, mesh, stage, once)
-    if mesh.dp == 1:
+    if mesh.dp_shard == 1:
         return 0.0
     per_layer = {0: 2, 1: 2, 2: 2 * config.num_micro_batches, 3: 3 * config.num_micro_batches}
     num_collectives = stage.num_layers * per_layer[config.parallelism.zero]
-    latency = num_collectives * compute_latency(config, mesh.dp, mesh.tp, speed)
-    if mesh.dp * mesh.tp <= (config.hardware.processes_per_node or config.num_processes):
+    latency = num_collectives * compute_latency(config, mesh.dp_shard, mesh.tp, speed)
+    if mesh.dp_shard * mesh.tp <= (config.hardware.processes_per_node or config.num_processes):
         return latency + sent / speed.link
     num_rings = communication_bytes.count_rings_per_node(config, mesh)
     return latency + sent / min(speed.link, speed.network / num_rings)
+
+
+def compute_replica_time(
+    config: Config, mesh: ParallelDegrees, stage: PipelineStageShard, speed: AchievedSpeed
+) -> float:
+    """Return the seconds of the sums of gradients over replicas, one per layer and step."""
+    if mesh.dp_replicate == 1:
+        return 0.0
+    stride = mesh.dp_shard * mesh.tp
+    latency = 2 * stage.num_layers * compute_latency(config, mesh.dp_replicate, stride, speed)
+    sent = communication_bytes.compute_replica_bytes(config, mesh, stage)
+    return latency + sent / get_bandwidth(config, (mesh.dp_replicate - 1) * stride, speed)
 
 
 def compute_latency(config: Config, degree: int, stride: int, speed: AchievedSpeed) -> float:

@@ -63,8 +63,8 @@ def compute_stage_time(
         passes = speed.efficiency.compiled_passes if traits.has_fused_loss else speed.passes
         num_bytes += passes * compute_logit_bytes(config, mesh)
     factor, elementwise = traits.compute_factor, num_bytes / speed.memory
-    if speed.efficiency.operator_s:
-        elementwise += speed.efficiency.operator_s * count_operators(config, mesh, stage)
+    if speed.operator_s:
+        elementwise += speed.operator_s * count_operators(config, mesh, stage)
     return ComputeTime(factor * matmuls, factor * attention, factor * elementwise)
 
 

@@ -8,7 +8,7 @@ from hlat.config.run import Config
 from hlat.plan.achieved_speed import get_efficiency
 from hlat.plan.layout_search import LayoutCandidate
 from hlat.plan.memory_estimate import estimate_memory, get_device_memory_bytes
-from hlat.plan.plan_text import MEMORY_LABELS, TIME_LABELS
+from hlat.plan.plan_text import MEMORY_LABELS, TIME_LABELS, get_device_noun
 from hlat.plan.step_time import predict_step_time
 from hlat.tracking.text_format import format_duration, format_gib
 
@@ -48,7 +48,7 @@ def explain_configured(
         layouts: Result of `search_layouts`.
     """
     if problems:
-        return ConfiguredLayout(None, f"your layout is invalid: {problems[0]}")
+        return ConfiguredLayout(None, f"the configured layout is invalid: {problems[0]}")
     own = evaluate_layout(config)
     first = layouts[0] if layouts and layouts[0].fits else None
     if not own.fits:
@@ -58,7 +58,9 @@ def explain_configured(
             format_gib(size) for size in (own.memory.total, get_device_memory_bytes(config))
         )
         return ConfiguredLayout(
-            own, f"your layout fits, with {needed} GiB of {available}; its step time is unknown"
+            own,
+            f"the configured layout fits, with {needed} GiB of {available}; its step time is "
+            "unknown",
         )
     return ConfiguredLayout(own, _explain_time(own, own.step_s, first, first.step_s))
 
@@ -75,8 +77,8 @@ def _explain_memory(own: LayoutCandidate, first: LayoutCandidate | None) -> str:
     if first is not None:
         detail += f", {format_gib(others[name])} in the first layout"
     return (
-        f"your layout does not fit: it needs {needed} GiB of each device, which has {available}; "
-        + detail
+        f"the configured layout does not fit: it needs {needed} GiB of each "
+        f"{get_device_noun(own.config)}, which has {available}; {detail}"
     )
 
 
@@ -86,17 +88,18 @@ def _explain_time(
     """Return how much slower a layout is, and the part of the step that causes most of it."""
     slower = own_s / first_s - 1
     if slower < _LEAST_DIFFERENCE:
-        return "your layout is as fast as the first one"
+        return "the configured layout is as fast as the first one"
     parts, others = (_get_parts(layout.config) for layout in (own, first))
     name = _find_largest_excess(parts, others)
     low, high = get_efficiency(own.config).layout_interval
-    detail = (
-        f"{slower:.1%} slower than the first one: {TIME_LABELS[name]} takes "
-        f"{format_duration(parts[name])} of a step, {format_duration(others[name])} in the first"
+    sentence = (
+        f"the configured layout is {slower:.1%} slower than the first one: "
+        f"{format_duration(parts[name])} of {TIME_LABELS[name]} a step, "
+        f"{format_duration(others[name])} in the first"
     )
     if own_s * low <= first_s * high:
-        return f"your layout is equal to the first one within the 80% intervals, but {detail}"
-    return f"your layout is {detail}"
+        return f"{sentence}. The intervals of both overlap: measure both"
+    return sentence
 
 
 def _get_parts(config: Config) -> dict[str, float]:

@@ -61,18 +61,29 @@ class ThroughputForecast:
     cost_per_4m_tokens_usd: float | None
     loader_cores: float
 
+    @property
+    def days_interval(self) -> tuple[float, float] | None:
+        """Days of the run at the limits of `step_interval_s`."""
+        if self.step_interval_s is None:
+            return None
+        low, high = (self.days * step_s / self.step.total for step_s in self.step_interval_s)
+        return low, high
+
 
 @dataclass(frozen=True)
 class CheckpointForecast:
     """Cost of checkpoints at the failure rate that docs/failures.md fits.
 
     `size` in bytes, `stall_s` the seconds for which a save blocks training; `best_steps` is the
-    interval with the highest goodput, `every_steps` the configured one.
+    interval with the highest goodput, `every_steps` the configured one. `mtbf_s` is the assumed
+    mean time between failures of all nodes, `recovery_s` that from a failure to the next step.
     """
 
     size: int
     write_s: float
     stall_s: float
+    mtbf_s: float
+    recovery_s: float
     best_steps: int
     best_goodput: float
     every_steps: int
@@ -190,6 +201,8 @@ def _forecast_checkpointing(config: Config, step_s: float) -> CheckpointForecast
         size=size,
         write_s=write_s,
         stall_s=stall_s,
+        mtbf_s=scenario.mtbf_s,
+        recovery_s=scenario.idle_s + scenario.reload_s,
         best_steps=best,
         best_goodput=failure_model.compute_goodput(scenario, best * step_s),
         every_steps=scenario.every_steps,

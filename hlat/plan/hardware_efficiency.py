@@ -55,7 +55,7 @@ class HardwareEfficiency:
         collective_s: Time of a collective of no bytes.
         link_hop_s: Further time of each hop over links.
         network_hop_s: Further time of each hop over the network.
-        operator_s: Time of an operator besides its FLOPs and bytes.
+        operator_s: Time of an operator besides its FLOPs and bytes, with all cores of a CPU.
         assumes_peaks: True if the fractions are those of `ASSUMED_PEAKS`, where the hardware has no
             peak.
         interval: 80% interval of a step time relative to the predicted one; an estimate if
@@ -88,19 +88,23 @@ class HardwareEfficiency:
 
 
 UNKNOWN_HARDWARE = HardwareEfficiency(
-    compute=0.165,
-    link=0.32,
-    network=0.32,
+    compute=0.163,
+    link=2.1,
+    network=2.1,
     source="assumed",
-    compiled_passes=5.0,
-    eager_passes=10.0,
+    attention=0.12,
+    attention_half_length=256,
+    attention_backward=2.5,
+    compiled_passes=2.0,
+    eager_passes=3.9,
     overlap=0.0,
-    collective_s=6e-4,
-    operator_s=2.2e-4,
+    collective_s=2.9e-3,
+    operator_s=3.6e-4,
     assumes_peaks=True,
 )
 """Constants from which the calibration of hardware without constants starts: those of two cores of
-an AMD EPYC with AVX-512, fitted to 30 layouts and sizes (benchmarks/planning), except for network
+an AMD EPYC with AVX-512. Those of attention are of its kernel alone, at 256, 512 and 1,024
+positions; the others are fitted to 30 layouts and sizes (benchmarks/planning), except for network
 and compilation. Computation and collectives share the cores, so that they do not overlap."""
 
 
@@ -122,11 +126,20 @@ def _build_efficiency(file: dict[str, Any], values: dict[str, Any]) -> HardwareE
     )
 
 
-RESERVED_MEMORY_GIB = {"trn1.32xlarge": 3.0, "trn1n.32xlarge": 3.0, "cpu": 0.025}
+_TRAINIUM = ("trn1.32xlarge", "trn1n.32xlarge", "trn2.48xlarge", "trn2u.48xlarge", "trn3")
+RESERVED_MEMORY_GIB = {"cpu": 0.025} | dict.fromkeys(_TRAINIUM, 3.0)
 """Device memory of runtime, programs and compiler scratch, by hardware.name. The value of trn1 is
 assumed such that 70B on four nodes runs out of memory as in the HLAT paper, figure 5; 2.4 to 6.0
-GiB are consistent with all published runs. That of a CPU process is measured
-(benchmarks/planning)."""
+GiB are consistent with all published runs; trn2 and trn3 are assumed to be like it. That of a CPU
+process is measured (benchmarks/planning)."""
+
+CUDA_CONTEXT_GIB = 0.5
+"""Memory of the CUDA context and kernels of a process: about 0.3 GiB with lazy loading
+(pytorch/pytorch issue 107667), and libraries; assumed."""
+NCCL_GROUP_GIB = 0.67
+"""Memory of the buffers of a process group on a GPU: 688 MiB (NVIDIA/nccl issue 964, A100)."""
+NCCL_ALL_TO_ALL_GIB = 3.2
+"""Further memory of the first all-to-all of eight GPUs (NVIDIA/nccl issue 1685, H100)."""
 
 PROCESS_MEMORY_GIB = {"cpu": 0.34}
 """Memory of a process besides its tensors, where devices share it with the host, by hardware.name:

@@ -1,7 +1,7 @@
 """Search for parallel layouts.
 
 A layout is the parallel degrees, the pipeline schedule, the micro batch size, activation
-checkpointing and the ZeRO stage.
+checkpointing, the ZeRO stage and the number of replicas that it shards.
 Validation rules decide which layouts are valid, memory which fit, and time which is best.
 """
 
@@ -25,6 +25,7 @@ from hlat.plan.memory_estimate import MemoryEstimate, get_device_memory_bytes
 
 _CHECKPOINTING_MODES = list(ActivationCheckpointing)
 _MAX_MICRO_BATCH_SIZE = 16
+_NODES_OF_REPLICA = (1, 8, 64)
 MAX_NODES = 1024
 
 
@@ -54,6 +55,7 @@ class LayoutCandidate:
             *ep,
             *schedule,
             f"parallelism.zero={layout.zero}",
+            f"parallelism.dp_replicate={layout.dp_replicate}",
             f"parallelism.activation_checkpointing={layout.activation_checkpointing.value}",
             f"parallelism.sequence_parallel={str(layout.sequence_parallel).lower()}",
             f"batch.micro_batch_size={self.config.micro_batch_size}",
@@ -118,7 +120,9 @@ def generate_layouts(config: Config) -> Iterator[Config]:
     for mesh in _iter_degrees(config):
         max_size = min(config.batch.global_batch_size // mesh.dp, _MAX_MICRO_BATCH_SIZE)
         sizes = [1 << n for n in range(max_size.bit_length())]
-        for size, mode, zero in product(sizes, _CHECKPOINTING_MODES, range(4)):
+        replicas = _list_replicas(config, mesh)
+        sharded = [(0, 1), (1, 1), (2, 1), *((3, count) for count in replicas)]
+        for size, mode, (zero, num_replicas) in product(sizes, _CHECKPOINTING_MODES, sharded):
             if zero and mesh.dp == 1 and zero != config.parallelism.zero:
                 continue  # ZeRO stages are equivalent for one replica
             batch = replace(config.batch, micro_batch_size=size)
@@ -131,6 +135,7 @@ def generate_layouts(config: Config) -> Iterator[Config]:
                     dp=None if derives_dp else mesh.dp,
                     ep=mesh.ep,
                     zero=zero,
+                    dp_replicate=num_replicas,
                     sequence_parallel=mesh.tp > 1 and config.batch.sequence_length % mesh.tp == 0,
                     activation_checkpointing=mode,
                     pipeline_schedule=schedule,
@@ -149,6 +154,16 @@ def _iter_degrees(config: Config) -> Iterator[ParallelDegrees]:
         for ep in range(1, max(1, min(dp, _count_experts(config))) + 1):
             if dp % ep == 0:
                 yield ParallelDegrees(dp, tp, pp, ep)
+
+
+def _list_replicas(config: Config, mesh: ParallelDegrees) -> list[int]:
+    """Return 1 and the numbers of replicas that each have all processes of 1, 8 or 64 nodes."""
+    per_node, counts = config.hardware.processes_per_node or 0, [1]
+    for num_nodes in _NODES_OF_REPLICA:
+        dp_shard, remainder = divmod(per_node * num_nodes, mesh.tp)
+        if not remainder and 1 < dp_shard < mesh.dp and mesh.dp % dp_shard == 0:
+            counts.append(mesh.dp // dp_shard)
+    return counts
 
 
 def _list_schedules(
@@ -222,5 +237,6 @@ def _compute_distance(config: Config, other: Config) -> float:
         + (one.pipeline_schedule is not two.pipeline_schedule)
         + abs(math.log2(config.micro_batch_size / other.micro_batch_size))
         + abs(one.zero - two.zero)
+        + abs(math.log2(one.dp_replicate / two.dp_replicate))
         + abs(modes[0] - modes[1])
     )

@@ -13,12 +13,17 @@ from hlat.config.parallelism import PipelineSchedule
 from hlat.config.run import Config
 from hlat.distributed.mesh_coordinates import ParallelDegrees, compute_parallel_degrees
 from hlat.model import decoder_spec, embedding_spec
+from hlat.model.activation_spec import KernelBackend
 from hlat.model.decoder_spec import list_parameter_specs
 from hlat.optim.optimizer_spec import EMA, get_optimizer_spec
 from hlat.plan.hardware_efficiency import (
     COMPILER_MEMORY_GIB,
+    CUDA_CONTEXT_GIB,
+    NCCL_ALL_TO_ALL_GIB,
+    NCCL_GROUP_GIB,
     PROCESS_MEMORY_GIB,
     RESERVED_MEMORY_GIB,
+    get_kernel_backend,
     get_planned_engine,
 )
 from hlat.plan.pipeline_stage_shards import (
@@ -54,7 +59,7 @@ class MemoryEstimate:
         collectives: Send and receive buffers.
         saving: Snapshot of an asynchronous save, if it is on the device.
         process: Interpreter and libraries of the process, if the device is its host.
-        reserve: Runtime and programs.
+        reserve: Runtime and programs; on a GPU the CUDA context and buffers of NCCL.
     """
 
     weights: float
@@ -82,7 +87,8 @@ def estimate_memory(config: Config) -> MemoryEstimate:
     With a single micro batch a step needs less: activations are freed as gradients are allocated.
     """
     mesh = compute_parallel_degrees(config.parallelism, config.num_processes)
-    states = estimate_states(config, mesh, build_stage_shards(config.model, mesh))
+    stages = build_stage_shards(config.model, mesh, config.parallelism.stages_per_rank)
+    states = estimate_states(config, mesh, stages)
     return estimate_peak(config, mesh, states, compute_activation_bytes(config, mesh))
 
 
@@ -245,7 +251,7 @@ def _estimate_state(
 ) -> MemoryEstimate:
     optimizer = get_optimizer_spec(config.optimizer.name)
     bytes_per_parameter = compute_bytes_per_parameter(config.precision, optimizer)
-    zero = config.parallelism.zero if mesh.dp > 1 else 0
+    zero = config.parallelism.zero if mesh.dp_shard > 1 else 0
     numel, shard_numel = stage.numel, stage.compute_shard_numel(mesh)
     gathered_numel = float(numel)
     if zero > 2:  # FSDP2 gathers the next layer during the computation of one
@@ -271,8 +277,20 @@ def _estimate_state(
         collectives=0.0,
         saving=saved_bytes if is_snapshot_on_device else 0.0,
         process=_estimate_process_bytes(config, mesh),
-        reserve=RESERVED_MEMORY_GIB.get(config.hardware.name, 0.0) * 2**30,
+        reserve=_estimate_reserved_bytes(config, mesh),
     )
+
+
+def _estimate_reserved_bytes(config: Config, mesh: ParallelDegrees) -> float:
+    """Return the bytes of the device that are not available for tensors."""
+    gib = RESERVED_MEMORY_GIB.get(config.hardware.name, 0.0)
+    if get_kernel_backend(config) is KernelBackend.gpu:
+        sizes = [mesh.tp, mesh.pp, mesh.dp, mesh.ep]
+        if mesh.dp_replicate > 1:
+            sizes += [mesh.dp_shard, mesh.dp_replicate]
+        gib = CUDA_CONTEXT_GIB + NCCL_GROUP_GIB * sum(size > 1 for size in sizes)
+        gib += NCCL_ALL_TO_ALL_GIB if mesh.ep > 1 else 0.0
+    return gib * 2**30
 
 
 def _estimate_process_bytes(config: Config, mesh: ParallelDegrees) -> float:

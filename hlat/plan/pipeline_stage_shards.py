@@ -93,11 +93,11 @@ class PipelineStageShard:
         return sum(numel for _, numel in self.expert_numels_by_role)
 
     def compute_shard_numel(self, mesh: ParallelDegrees) -> float:
-        """Return the weights of a rank if ranks with the same weights shard them.
+        """Return the weights of a rank if the ranks of a replica shard them.
 
-        Experts are on dp / ep data-parallel ranks.
+        Each expert is on dp_shard / ep of these ranks.
         """
-        return (self.numel + (mesh.ep - 1) * self.expert_numel) / mesh.dp
+        return (self.numel + (mesh.ep - 1) * self.expert_numel) / mesh.dp_shard
 
     def iter_updated(
         self, config: Config, mesh: ParallelDegrees
@@ -106,9 +106,11 @@ class PipelineStageShard:
         optimizer = get_optimizer_spec(config.optimizer.name)
         experts = dict(self.expert_numels_by_role)
         for role, numel in self.numels_by_role:
-            is_shared = config.parallelism.zero or not optimizer.is_elementwise(role)
+            num_ranks = mesh.dp_shard if config.parallelism.zero else 0
+            if not optimizer.is_elementwise(role):
+                num_ranks = mesh.dp
             all_numel = numel + (mesh.ep - 1) * experts.get(role, 0)
-            yield role, all_numel / mesh.dp if is_shared else numel
+            yield role, all_numel / num_ranks if num_ranks else numel
 
     def count_averaged(self, config: Config, mesh: ParallelDegrees) -> float:
         """Return the number of weights in the moving average that a rank updates."""
@@ -138,9 +140,11 @@ class PipelineStageShard:
         return elementwise + matrices * (self.matrix_share / (mesh.dp * mesh.tp))
 
 
-def build_stage_shards(model: ModelConfig, mesh: ParallelDegrees) -> list[PipelineStageShard]:
+def build_stage_shards(
+    model: ModelConfig, mesh: ParallelDegrees, stages_per_rank: int = 1
+) -> list[PipelineStageShard]:
     """Return the shard of each rank along the pipeline."""
-    return split_into_stages(model, mesh, build_layer_shards(model, mesh))
+    return split_into_stages(model, mesh, build_layer_shards(model, mesh), stages_per_rank)
 
 
 def build_layer_shards(model: ModelConfig, mesh: ParallelDegrees) -> "list[LayerShard]":
@@ -151,18 +155,25 @@ def build_layer_shards(model: ModelConfig, mesh: ParallelDegrees) -> "list[Layer
 
 
 def split_into_stages(
-    model: ModelConfig, mesh: ParallelDegrees, layers: "Sequence[LayerShard]"
+    model: ModelConfig,
+    mesh: ParallelDegrees,
+    layers: "Sequence[LayerShard]",
+    stages_per_rank: int = 1,
 ) -> list[PipelineStageShard]:
-    """Return the shard of each rank along the pipeline, given those of the layers."""
+    """Return the shard of each rank along the pipeline, given those of the layers.
+
+    Rank r has the stages r, r + pp, r + 2 pp, ...
+    """
     non_layer: list[list[ModuleParameter]] = [[] for _ in range(mesh.pp)]
     non_layer[0] += decoder_spec.list_input_parameters(model)
     non_layer[-1] += decoder_spec.list_output_parameters(model)
     if mesh.pp > 1:
         non_layer[-1] += decoder_spec.list_copied_parameters(model)
     num_matrices = sum(layer.num_matrix_elements for layer in layers)
+    stages = assign_layers_to_stages(model.num_layers, mesh.pp * stages_per_rank)
     shards = []
-    for rank, stage in enumerate(assign_layers_to_stages(model.num_layers, mesh.pp)):
-        stage_layers = layers[stage.start : stage.stop]
+    for rank in range(mesh.pp):
+        stage_layers = [layers[i] for stage in stages[rank :: mesh.pp] for i in stage]
         counts = Counter(stage_layers)
         others = _count_local_elements(non_layer[rank], mesh)
         roles, experts = _count_elements_by_role(non_layer[rank], mesh), Counter[ParameterRole]()

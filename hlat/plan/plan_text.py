@@ -1,5 +1,6 @@
 """A plan as JSON and as text."""
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -8,9 +9,11 @@ from typing import Any
 from hlat.config.batch_steps import format_growth
 from hlat.config.mfu import compute_mfu, compute_peak_flops
 from hlat.config.parallelism import ParallelismConfig, PipelineSchedule
+from hlat.config.precision import Dtype
 from hlat.config.run import Config
-from hlat.distributed.mesh_coordinates import compute_parallel_degrees
+from hlat.distributed.mesh_coordinates import ParallelDegrees, compute_parallel_degrees
 from hlat.figures.page_templates import render_text
+from hlat.model.activation_spec import KernelBackend
 from hlat.model.decoder_spec import compute_flops_per_token, compute_init_std, list_parameter_specs
 from hlat.model.parameter_spec import Initialization
 from hlat.model.parametrization_spec import (
@@ -22,7 +25,11 @@ from hlat.optim.optimizer_spec import get_optimizer_spec
 from hlat.optim.parametrization import compute_update_settings
 from hlat.plan.achieved_speed import get_efficiency
 from hlat.plan.forecast import RunForecast
-from hlat.plan.hardware_efficiency import get_planned_engine, load_efficiencies
+from hlat.plan.hardware_efficiency import (
+    get_kernel_backend,
+    get_planned_engine,
+    load_efficiencies,
+)
 from hlat.plan.layout_search import LayoutCandidate
 from hlat.plan.memory_estimate import MemoryEstimate
 from hlat.tracking.text_format import format_count, format_gib, format_short, format_table
@@ -49,9 +56,11 @@ TIME_LABELS = {
     "expert_parallel": "expert-parallel traffic",
     "sends": "sends between stages",
     "bubble": "pipeline bubble",
-    "reduction": "data-parallel reduction",
+    "reduction": "data-parallel collectives",
     "optimizer": "optimizer",
 }
+_DEVICES = {"trn1": "NeuronCore", "trn": "logical NeuronCore", "cpu": "process"}
+"""A device of hardware whose name has a prefix."""
 _TEMPLATES = Path(__file__).with_name("templates")
 _ROLE_HEADERS = ["role", "parameters", "initial std", "learning rate", "weight decay", "eps"]
 
@@ -187,14 +196,20 @@ def summarize_layout(layout: LayoutCandidate) -> dict[str, Any]:
 
 def format_plan(config: Config, plan: RunForecast) -> list[str]:
     """Return the text of a plan."""
-    memory = {MEMORY_LABELS[name]: size for name, size in asdict(plan.memory).items()}
+    mesh = compute_parallel_degrees(config.parallelism, config.num_processes)
+    remarks = _build_memory_remarks(config, mesh)
+    memory = [
+        (MEMORY_LABELS[name], size, remarks[name]) for name, size in asdict(plan.memory).items()
+    ]
     return render_text(
         _TEMPLATES / "plan.txt.j2",
         config=config,
         headline=format_headline(config),
-        mesh=compute_parallel_degrees(config.parallelism, config.num_processes),
+        verdict=format_verdict(config, plan),
+        mesh=mesh,
+        device=get_device_noun(config),
         plan=plan,
-        memory=memory | {"total": plan.memory.total},
+        memory=[*memory, ("total", plan.memory.total, "")],
         time_labels=TIME_LABELS,
         peak_flops=compute_peak_flops(
             config.hardware, config.num_processes, config.precision.compute_dtype
@@ -204,23 +219,64 @@ def format_plan(config: Config, plan: RunForecast) -> list[str]:
     )
 
 
+def format_verdict(config: Config, plan: RunForecast) -> str:
+    """Return whether a run fits, the time of its step and the largest parts of it."""
+    needed, available = (format_gib(size) for size in (plan.memory.total, plan.device_memory_bytes))
+    fits = "fits" if plan.fits else "does not fit"
+    sentence = f"{fits}: {needed} of {available} GiB of each {get_device_noun(config)}"
+    if plan.throughput is None or plan.assumed_mfu is not None:
+        return sentence
+    step = plan.throughput.step
+    parts = {label: getattr(step, name) / step.total for name, label in TIME_LABELS.items()}
+    largest = sorted(parts, key=lambda label: -parts[label])[:2]
+    shares = " and ".join(f"{parts[label]:.0%} {label}" for label in largest)
+    return f"{sentence}; {step.total:,.3f} s a step, {shares}"
+
+
+def _build_memory_remarks(config: Config, mesh: ParallelDegrees) -> dict[str, str]:
+    """Return dtype and content of each term of MemoryEstimate."""
+    precision, zero = config.precision, config.parallelism.zero if mesh.dp_shard > 1 else 0
+
+    def format_share(dtype: Dtype | None, stage: int) -> str:
+        shard = f", 1/{mesh.dp_shard} on a rank" if zero >= stage else ""
+        return "" if dtype is None else dtype.value + shard
+
+    is_gpu = get_kernel_backend(config) is KernelBackend.gpu
+    return {
+        "weights": precision.param_dtype.value + (", gathered by layer" if zero > 2 else ""),
+        "gradients": f"{precision.grad_dtype.value}, not yet accumulated",
+        "accumulation": format_share(precision.grad_accum_dtype, 2),
+        "master_weights": format_share(precision.master_weight_dtype, 1),
+        "optimizer_state": format_share(precision.optimizer_state_dtype, 1),
+        "activations": "saved for the backward pass",
+        "logits": "of a chunk of tokens",
+        "working": "temporary, of one layer",
+        "collectives": "",
+        "saving": "of an asynchronous save",
+        "process": "interpreter and libraries",
+        "reserve": "CUDA context, NCCL" if is_gpu else "runtime, programs",
+    }
+
+
 def format_infeasible_plan(config: Config, memory: MemoryEstimate, device_bytes: float) -> str:
     """Return a message with the memory that is missing and the largest term."""
     terms = asdict(memory)
     largest = max(terms, key=lambda name: terms[name])
     return (
         f"infeasible: {_format_layout_keys(config)} needs {format_gib(memory.total)} GiB of each "
-        f"device, {config.hardware.name} has {format_gib(device_bytes)}; the largest term "
-        f"is {MEMORY_LABELS[largest]} ({format_gib(terms[largest])} GiB)"
+        f"{get_device_noun(config)}, {config.hardware.name} has {format_gib(device_bytes)}; the "
+        f"largest term is {MEMORY_LABELS[largest]} ({format_gib(terms[largest])} GiB)"
     )
 
 
-def format_alternatives(layouts: Sequence[LayoutCandidate]) -> list[str]:
-    """Return a table of the layouts that fit."""
+def format_alternatives(
+    layouts: Sequence[LayoutCandidate], overrides: Sequence[str] = ()
+) -> list[str]:
+    """Return a table of the layouts that fit, and the command of the first."""
     if not layouts:
         return ["", "no layout fits"]
-    table = format_layouts(layouts)
-    return ["", "the nearest layouts that fit:", "", *table, "", format_command(layouts[0])]
+    command = format_command(layouts[0], overrides)
+    return ["", "the nearest layouts that fit:", "", *format_layouts(layouts), "", command]
 
 
 def format_layouts(
@@ -228,23 +284,38 @@ def format_layouts(
 ) -> list[str]:
     """Return a table of layouts, with a mark at the configured one."""
     rows = [
-        summarize_layout(layout) | {"mfu": _compute_mfu(layout), "is_yours": layout is configured}
+        summarize_layout(layout)
+        | {"mfu": _compute_mfu(layout), "is_configured": layout is configured}
         for layout in layouts
     ]
     return render_text(_TEMPLATES / "layouts.txt.j2", layouts=rows)
 
 
-def format_command(layout: LayoutCandidate, label: str = "the first:") -> str:
-    """Return the overrides of a layout after a label."""
-    nodes = f"hardware.nodes={layout.config.hardware.nodes}"
-    return " ".join([label, nodes, *layout.overrides])
+def format_command(
+    layout: LayoutCandidate, overrides: Sequence[str] = (), label: str = "to train the first:"
+) -> str:
+    """Return the command that trains a run of other overrides in a layout, after a label."""
+    words = [f"hardware.nodes={layout.config.hardware.nodes}", *layout.overrides]
+    keys = {word.partition("=")[0] for word in words}
+    others = [word for word in overrides if word.partition("=")[0] not in keys]
+    return f"{label} hlat train {shlex.join([*others, *words])}"
+
+
+def get_device_noun(config: Config) -> str:
+    """Return what a device of the hardware is called."""
+    name = config.hardware.name
+    prefix = next((prefix for prefix in _DEVICES if name.startswith(prefix)), None)
+    if prefix is not None:
+        return _DEVICES[prefix]
+    return "device" if config.hardware.device is None else "GPU"
 
 
 def format_headline(config: Config) -> str:
     """Return model, devices and batch of a run."""
-    machine, count = config.hardware, config.num_processes
+    machine, count, noun = config.hardware, config.num_processes, get_device_noun(config)
     nodes = "1 node" if machine.nodes == 1 else f"{format_count(machine.nodes)} nodes"
-    devices = "1 device" if count == 1 else f"{format_count(count)} devices"
+    plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
+    devices = f"1 {noun}" if count == 1 else f"{format_count(count)} {plural}"
     return (
         f"{config.model.name} in {config.precision.name} on {nodes} of {machine.name}, {devices}; "
         f"{format_count(config.batch.global_batch_size)} sequences of "
@@ -267,14 +338,16 @@ def _summarize_parallelism(config: Config) -> dict[str, Any]:
         "activation_checkpointing": layout.activation_checkpointing.value,
         "sequence_parallel": layout.sequence_parallel,
         "zero": layout.zero,
+        "dp_replicate": layout.dp_replicate,
     }
 
 
 def _format_layout_keys(config: Config) -> str:
     layout = config.parallelism
     ep = f"ep={layout.ep} " if layout.ep > 1 else ""
+    replicas = f"dp_replicate={layout.dp_replicate} " if layout.dp_replicate > 1 else ""
     return (
-        f"tp={layout.tp} pp={layout.pp} {_format_stages(layout)}{ep}zero={layout.zero} "
+        f"tp={layout.tp} pp={layout.pp} {_format_stages(layout)}{ep}zero={layout.zero} {replicas}"
         f"micro_batch_size={config.micro_batch_size} "
         f"activation_checkpointing={layout.activation_checkpointing.value}"
     )
@@ -299,7 +372,10 @@ def list_notes(config: Config, assumed_mfu: float | None = None) -> list[str]:
         constants = get_efficiency(config)
         state = "" if constants.is_calibrated else "not calibrated, "
         name = hardware.calibration or hardware.device
-        notes.append(f"constants of {name}: {state}{constants.source}")
+        errors = "" if hardware.calibration else "; docs/planning.md has their errors"
+        notes.append(f"constants of {name}: {state}{constants.source}{errors}")
+        if not constants.eager_passes:
+            notes.append("the time of matmuls and attention includes that of other operators")
     if (engine := get_planned_engine(config)) is not config.engine.name:
         notes.append(
             f"planned for engine={engine.value}, the only one on {config.hardware.name}; to train, "

@@ -109,7 +109,7 @@ def compute_step_time(
 ) -> StepTime:
     """Return the time of a step at a speed."""
     mesh = compute_parallel_degrees(config.parallelism, config.num_processes)
-    stages = build_stage_shards(config.model, mesh)
+    stages = build_stage_shards(config.model, mesh, config.parallelism.stages_per_rank)
     times = compute_stage_times(config, mesh, stages, speed, traits)
     largest = find_largest_stage(stages)
     update_s = compute_optimizer_time(config, mesh, largest, speed)
@@ -153,8 +153,10 @@ def add_times(
     num_micro_batches, layout = config.num_micro_batches, config.parallelism
     bubble = _BUBBLE_FRACTION.get(layout.pipeline_schedule, 1.0) / layout.stages_per_rank
     reduction = communication_time.compute_data_parallel_time(config, mesh, largest, speed, traits)
-    hidden = _compute_overlap(config, reduction, slowest, speed)
-    if mesh.dp > 1:
+    over_replicas = communication_time.compute_replica_time(config, mesh, largest, speed)
+    hidden = _compute_overlap(config, reduction, over_replicas, slowest, speed)
+    reduction += over_replicas
+    if mesh.dp_shard > 1:
         reduction += communication_bytes.compute_copied_bytes(config, largest) / speed.memory
     return StepTime(
         compute=num_micro_batches * slowest.compute.matmuls,
@@ -188,16 +190,23 @@ def _compute_stage_time(
 
 
 def _compute_overlap(
-    config: Config, reduction: float, slowest: StageTime, speed: AchievedSpeed
+    config: Config,
+    reduction: float,
+    over_replicas: float,
+    slowest: StageTime,
+    speed: AchievedSpeed,
 ) -> float:
     """Return the seconds of data-parallel collectives that overlap with computation.
 
     ZeRO 0 and 1 reduce gradients during the backward pass of the last micro batch. ZeRO 2 and 3
-    communicate in each micro batch, ZeRO 3 also in its forward pass.
+    communicate in each micro batch, ZeRO 3 also in its forward pass, and sum over replicas in the
+    backward pass of the last micro batch. ZeRO 1 sums over replicas after it.
     """
     if get_planned_engine(config) is not EngineBackend.native:
         return 0.0
     zero, compute = config.parallelism.zero, slowest.compute.total + slowest.tensor_parallel
+    if zero > 1:
+        reduction += min(over_replicas, compute * _BACKWARD_SHARE)
     if zero < 3:
         compute *= _BACKWARD_SHARE
     if zero > 1:

@@ -53,11 +53,11 @@ def compute_matrix_exchange_bytes(
     """Return the bytes that a rank transfers in a step so that matrices are updated as a whole.
 
     They are fp32 gradients, from shards to owners, and updates, from owners to all shards. Without
-    ZeRO the data-parallel ranks have the same shards.
+    ZeRO the data-parallel ranks have the same shards, and so have replicas.
     """
     optimizer, ranks = get_optimizer_spec(config.optimizer.name), mesh.dp * mesh.tp
     numel = sum(n for role, n in stage.numels_by_role if not optimizer.is_elementwise(role))
-    shards = ranks if config.parallelism.zero else mesh.tp
+    shards = mesh.dp_shard * mesh.tp if config.parallelism.zero else mesh.tp
     itemsize = get_itemsize(optimizer.get_matrix_update_dtype(config.optimizer))
     num_copies = ranks / shards - 1 + (shards - 1) / shards
     return numel / mesh.dp * (4 * (shards - 1) / shards + itemsize * num_copies)

@@ -20,6 +20,7 @@ UNIT_SPEED = AchievedSpeed(
     link=1.0,
     network=1.0,
     passes=0.0,
+    operator_s=0.0,
     efficiency=HardwareEfficiency(1, 1, 1, "one FLOP per second"),
 )
 

@@ -28,7 +28,12 @@ from hlat.plan.layout_search import search_layouts
 ON_CPU = ("model=tiny", "parallelism.dp=2", "batch.sequence_length=256", "hardware=cpu")
 ON_H100 = ("model=7b", "hardware=h100_p5", "precision=bf16")
 TRUE_CPU = replace(
-    UNKNOWN_HARDWARE, compute=0.03, eager_passes=30.0, operator_s=1e-3, link=0.1, collective_s=2e-3
+    UNKNOWN_HARDWARE,
+    compute=0.03,
+    eager_passes=12.0,
+    operator_s=1.6e-3,
+    link=0.65,
+    collective_s=1e-2,
 )
 """Constants that are slower than the assumed ones by factors of 3 to 5.5."""
 

@@ -51,17 +51,26 @@ def test_pipeline_bytes_are_those_of_the_sequence_shard(config):
 
 
 def test_data_parallel_bytes_of_zero_stages(config):
-    def count_bytes(zero, **settings):
-        run = config("parallelism.dp=4", f"parallelism.zero={zero}", "precision=mixed")
+    stage = PipelineStageShard(((0, 2),), (450, 450), 4, 1.0, 100, (), 200, True, True)
+
+    def build(zero, *overrides):
+        run = config(f"parallelism.zero={zero}", "precision=mixed", *overrides)
         run = replace(run, batch=replace(run.batch, micro_batch_size=1))
-        stage = PipelineStageShard(((0, 2),), (450, 450), 4, 1.0, 100, (), 200, True, True)
-        mesh = compute_parallel_degrees(run.parallelism, run.num_processes)
-        return communication_bytes.compute_data_parallel_bytes(run, mesh, stage, **settings)
+        return run, compute_parallel_degrees(run.parallelism, run.num_processes), stage
+
+    def count_bytes(zero, **settings):
+        run = build(zero, "parallelism.dp=4")
+        return communication_bytes.compute_data_parallel_bytes(*run, **settings)
 
     # 1,000 weights of 2 bytes, 900 of them in layers, sums of 4; 3/4 of each; two micro batches
     assert [count_bytes(zero) for zero in range(4)] == [6000, 4500, 9000, 11700]
     # A framework that reduces gradients after the last micro batch only
     assert count_bytes(3, reduces_once=True) == 11700 - 3000
+    # Two replicas of four ranks: two micro batches as before, and the sums of 250 weights
+    replicas = build(3, "parallelism.dp=8", "parallelism.dp_replicate=2")
+    assert communication_bytes.compute_data_parallel_bytes(*replicas) == 11700 / 2
+    assert communication_bytes.compute_replica_bytes(*replicas) == 2 * 250 * 4 / 2
+    assert communication_bytes.compute_replica_bytes(*build(3, "parallelism.dp=4")) == 0
 
 
 @pytest.mark.parametrize(

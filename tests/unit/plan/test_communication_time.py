@@ -74,6 +74,21 @@ def test_data_parallel_collectives_are_limited_by_link_or_network(config):
     assert found == pytest.approx(32 * 2 * (8 + 10) + sent / (8 / 8))
 
 
+def test_replicas_of_a_node_gather_over_links_and_sum_over_the_network(config):
+    batch = ("batch.global_batch_size=16", "batch.micro_batch_size=1")
+    run = config(*NODES, *batch, "parallelism.dp_replicate=2")
+    mesh, stage = _build_first(run)
+    sent = communication_bytes.compute_data_parallel_bytes(run, mesh, stage)
+    found = communication_time.compute_data_parallel_time(run, mesh, stage, SPEED, HLAT)
+    assert found == pytest.approx(32 * 3 * (8 + 7 * 3) + sent / 4)
+    summed = communication_bytes.compute_replica_bytes(run, mesh, stage)
+    assert summed == pytest.approx(stage.numel / 8 * 4)
+    found = communication_time.compute_replica_time(run, mesh, stage, SPEED)
+    assert found == pytest.approx(32 * 2 * (8 + 10) + summed / (8 / 8))
+    single = config(*NODES, *batch)
+    assert communication_time.compute_replica_time(single, *_build_first(single), SPEED) == 0
+
+
 def test_context_parallel_ranks_exchange_keys_and_values(config):
     run = config(*NODES, "parallelism.zero=1", "batch.micro_batch_size=1")
     mesh, stage = _build_first(run)

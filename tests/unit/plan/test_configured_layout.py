@@ -37,10 +37,10 @@ def test_a_slower_layout_has_the_part_that_takes_most_of_the_difference(explain)
     text, run, first = explain(*RUN, "parallelism.activation_checkpointing=full")
     own, best = (asdict(predict_step_time(one)) for one in (run, first.config))
     slower = predict_step_time(run).total / first.step_s - 1
-    assert text.startswith(f"your layout is {slower:.1%} slower than the first one: ")
+    assert text.startswith(f"the configured layout is {slower:.1%} slower than the first one: ")
     excess = {name: own[name] - best[name] for name in own if name != "hidden"}
     assert max(excess, key=excess.get) == "reduction"
-    assert f": data-parallel reduction takes {own['reduction']:.3g} s of a step, " in text
+    assert f": {own['reduction']:.3g} s of data-parallel collectives a step, " in text
     assert text.endswith(f"{best['reduction']:.3g} s in the first")
 
 
@@ -51,16 +51,14 @@ def test_a_layout_within_the_interval_is_equal(explain):
     text, run, first = explain(*RUN, *layout)
     slower = predict_step_time(run).total / first.step_s - 1
     assert 0 < slower < 1.071 / 0.934 - 1
-    assert text.startswith(
-        "your layout is equal to the first one within the 80% intervals, but "
-        f"{slower:.1%} slower than the first one: "
-    )
+    assert text.startswith(f"the configured layout is {slower:.1%} slower than the first one: ")
+    assert text.endswith(". The intervals of both overlap: measure both")
 
 
 @pytest.mark.slow
 def test_the_first_layout_is_the_first(explain, config):
     *_, first = explain(*RUN)
-    assert explain(*RUN, *first.overrides)[0] == "your layout is as fast as the first one"
+    assert explain(*RUN, *first.overrides)[0] == "the configured layout is as fast as the first one"
 
 
 def test_a_layout_that_does_not_fit_has_the_term_with_the_largest_excess(explain):
@@ -71,8 +69,8 @@ def test_a_layout_that_does_not_fit_has_the_term_with_the_largest_excess(explain
     assert name == "optimizer_state"
     gib = 2**30
     assert text == (
-        f"your layout does not fit: it needs {sum(terms.values()) / gib:.2f} GiB of each device, "
-        f"which has 16.00; optimizer state {terms[name] / gib:.2f} GiB, {others[name] / gib:.2f} "
+        f"the configured layout does not fit: it needs {sum(terms.values()) / gib:.2f} GiB of each "
+        f"NeuronCore, which has 16.00; optimizer state {terms[name] / gib:.2f} GiB, {others[name] / gib:.2f} "
         "in the first layout"
     )
 
@@ -80,18 +78,18 @@ def test_a_layout_that_does_not_fit_has_the_term_with_the_largest_excess(explain
 def test_an_invalid_layout_has_the_rule(explain):
     text, *_ = explain("model=7b", "hardware=trn1_32xl", "parallelism.tp=6")
     assert text.startswith(
-        "your layout is invalid: parallelism.tp=6 does not divide model.num_attention_heads=32; use"
+        "the configured layout is invalid: parallelism.tp=6 does not divide model.num_attention_heads=32; use"
     )
 
 
 def test_unknown_step_times_and_runs_that_never_fit(explain, config):
     text, *_ = explain("parallelism.dp=2")
-    assert text.startswith("your layout fits, with 0.")
+    assert text.startswith("the configured layout fits, with 0.")
     assert text.endswith("; its step time is unknown")
     run = config("model=70b", "hardware=trn1_32xl", "precision=mixed", "parallelism.pp=1")
     layouts = search_layouts(run)
     own = explain_configured(run, [], layouts)
-    assert own.explanation.startswith("your layout does not fit: it needs ")
+    assert own.explanation.startswith("the configured layout does not fit: it needs ")
     assert "in the first" not in own.explanation
     lines = search_text.format_search(run, layouts, own)
     assert "none fits; least memory first:" in lines
@@ -103,7 +101,9 @@ def test_configured_layout_is_a_row_of_the_table(config):
     run = config(*RUN, "hardware.nodes=2", "parallelism.tp=8", "parallelism.pp=2")
     own = explain_configured(run, [], layouts := search_layouts(run))
     assert own.candidate == evaluate_layout(run)
-    (row,) = (one for one in search_text.format_search(run, layouts, own) if "yours" in one)
+    (row,) = (
+        one for one in search_text.format_search(run, layouts, own) if one.endswith("  configured")
+    )
     assert row.split()[:4] == ["2", "8", "2", "1"]
     summary = search_text.summarize_search(layouts, own)
     assert summary["configured"]["layout"]["step_seconds"] == predict_step_time(run).total

@@ -41,6 +41,12 @@ def test_stages_of_dense_and_sparse_layers_equal_those_of_torch(compose):
     assert [stage.num_regions for stage in stages] == [4, 4, 2]
     for stage in stages:
         assert sum(numel for _, numel in stage.numels_by_role) == stage.numel
+    # Four stages of 1, 1, 2 and 1 layers: the first rank has layers 0, 2 and 3
+    two = build_stage_shards(model, ParallelDegrees(pp=2), stages_per_rank=2)
+    assert [stage.layer_numels for stage in two] == [
+        (numels[0], numels[2], numels[3]),
+        (numels[1], numels[4]),
+    ]
 
 
 @pytest.mark.parametrize("choice", ["tiny", "7b"])

@@ -69,7 +69,14 @@ def test_search_finds_every_valid_layout(config):
             if dp == 0 or not is_equal_size or is_single != (stages == 1) or (dp == 1 and zero):
                 continue
             layout = ParallelismConfig(
-                tp, pp, dp, 1, tp > 1, zero, schedule, stages, activation_checkpointing=mode
+                tp,
+                pp,
+                dp,
+                sequence_parallel=tp > 1,
+                zero=zero,
+                pipeline_schedule=schedule,
+                stages_per_rank=stages,
+                activation_checkpointing=mode,
             )
             batch = replace(run.batch, micro_batch_size=size)
             if not find_layout_problems(replace(run, parallelism=layout, batch=batch)):
@@ -81,12 +88,33 @@ def test_search_finds_every_valid_layout(config):
     assert {one.config.parallelism.pipeline_schedule for one in found} == set(PipelineSchedule)
 
 
-def test_costs_of_pipeline_schedules_are_those_of_a_single_plan(compose, config):
-    args = ("model=llama_tiny", "hardware=a100_p4d", "precision=bf16", "model.num_layers=8")
+@pytest.mark.parametrize("model", ["llama_tiny", "mixtral_tiny"])
+def test_costs_of_pipeline_schedules_are_those_of_a_single_plan(compose, config, model):
+    """Of the eight layers of mixtral_tiny, the first two are dense."""
+    args = (f"model={model}", "hardware=a100_p4d", "precision=bf16", "model.num_layers=8")
+    if model == "mixtral_tiny":
+        args += ("model.mlp.moe.num_dense_layers=2", "model.mlp.moe.num_experts=2")
     found = search_layouts(config(*args))
     several = [one for one in found if one.config.parallelism.stages_per_rank > 1]
     assert len(several) > 20
+    schedules = {one.config.parallelism.pipeline_schedule for one in several[::7]}
+    assert schedules == {PipelineSchedule.interleaved, PipelineSchedule.zero_bubble}
     for one in several[::7]:
+        resolved = resolve_config(compose(*args, *one.overrides))
+        assert one.memory == estimate_memory(resolved)
+        assert one.step_s == predict_step_time(resolved).total
+
+
+def test_replicas_of_zero_3_have_all_processes_of_nodes(compose, config):
+    args = ("model=1b", "hardware=h100_p5", "hardware.nodes=16", "precision=mixed")
+    args += ("parallelism=fsdp", "batch.global_batch_size=128", "batch.micro_batch_size=1")
+    found = search_layouts(config(*args))
+    layouts = {(p.tp, p.pp, p.zero, p.dp_replicate) for p in (f.config.parallelism for f in found)}
+    assert {layout[-1] for layout in layouts if layout[:3] == (1, 1, 3)} == {1, 2, 16}
+    assert {layout[-1] for layout in layouts if layout[:3] == (8, 1, 3)} == {1, 2}
+    assert {layout[-1] for layout in layouts if layout[2] < 3} == {1}
+    replicated = [one for one in found if one.config.parallelism.dp_replicate > 1]
+    for one in replicated[::20]:
         resolved = resolve_config(compose(*args, *one.overrides))
         assert one.memory == estimate_memory(resolved)
         assert one.step_s == predict_step_time(resolved).total

@@ -204,9 +204,9 @@ def test_initial_weights_are_required_unless_a_checkpoint_exists(compose, tmp_pa
 
 
 def test_zero_stages_shard_one_term_each(config):
-    def terms(stage, recipe):
+    def terms(stage, recipe, *more):
         overrides = (f"parallelism.zero={stage}", "parallelism.dp=4", f"precision={recipe}")
-        memory = estimate_memory(config(*overrides))
+        memory = estimate_memory(config(*overrides, *more))
         optimizer = memory.master_weights + memory.optimizer_state
         return memory.weights, memory.accumulation, optimizer
 
@@ -217,6 +217,10 @@ def test_zero_stages_shard_one_term_each(config):
     assert terms(2, "fp32") == (5 * count, count, 2 * count)  # owned rows and gathered weights
     layer = 128 * (2 * 128 + 2 * 64 + 3 * 352 + 2)
     assert terms(3, "fp32") == (5 * count - 2 * 4 * layer, count, 2 * count)
+    replicas = "parallelism.dp_replicate=2"
+    assert terms(1, "mixed", replicas) == (2 * count, 4 * count, 6 * count)
+    gathered = 4 * count - 2 * 4 * layer
+    assert terms(3, "fp32", replicas) == (2 * count + gathered, 2 * count, 4 * count)
 
 
 @pytest.mark.parametrize("experiment", ["trn2_qwen3_8b", "trn2_llama3_8b"])

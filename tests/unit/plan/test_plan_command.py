@@ -370,14 +370,16 @@ ON_FOUR = ("model=70b", "precision=mixed", "hardware=trn1_32xl", "hardware.nodes
 def test_run_is_planned_from_overrides_of_training(capsys):
     assert plan.main(HLAT_7B) == 0
     out = capsys.readouterr().out
-    assert out.startswith("7b in bf16_sr on 64 nodes of trn1.32xlarge, 2,048 devices; 1,024 seq")
+    assert out.startswith(
+        "7b in bf16_sr on 64 nodes of trn1.32xlarge, 2,048 NeuronCores; 1,024 seq"
+    )
     rows = {
         "activations": "2.26",
         "total": "12.05",
-        "data-parallel reduction": "0.864",
-        "tokens per second": "1,239,734",
+        "data-parallel collectives": "0.864",
+        "tokens per second": "1,239,734, 605 a NeuronCore",
         "MFU": "27.3% of 194,560 TFLOP/s",
-        "days to 1.8T tokens": "16.80 without failures",
+        "days to 1.8T tokens": "16.80 (14.28 to 19.83), 429,154 steps without failures",
         "cost per 4 M tokens": "$1.23",
         "cores of a node to tokenise": "0.033 of 128",
         "checkpoint": "40.43 GB",
@@ -400,7 +402,7 @@ def test_plan_that_does_not_fit_lists_layouts_that_fit(capsys):
     assert out.startswith("infeasible: parallelism.tp=32 x pp=8 needs a multiple of 256 processes")
     assert (
         "infeasible: tp=32 pp=4 zero=1 micro_batch_size=1 activation_checkpointing=selective "
-        "needs 17.17 GiB of each device, trn1.32xlarge has 16.00; the largest term is "
+        "needs 17.17 GiB of each NeuronCore, trn1.32xlarge has 16.00; the largest term is "
         "optimizer state (4.28 GiB)" in out
     )
     assert re.search(r"^ +8 +32 +8 +1 +1 +selective +1 ", out, re.MULTILINE)
@@ -438,11 +440,11 @@ def test_a_search_ranks_layouts_that_fit_by_speed(capsys):
     assert plan.main(arguments) == 0
     out = capsys.readouterr().out
     assert re.search(rf"^{len(result)} valid layouts, {len(fitting)} fit$", out, re.MULTILINE)
-    assert "\nby step time, fastest first:\n" in out
+    assert "\nfastest of each tp, pp, ep, ZeRO stage and number of replicas; memory of a " in out
     table = [line for line in out.splitlines() if re.match(r"nodes| +32 ", line)]
-    assert {len(line.removesuffix("  yours")) for line in table} == {80}
+    assert {len(line.removesuffix("  configured")) for line in table} == {82}
     assert len(table) == 1 + 3 + 1
-    assert "the first: hardware.nodes=32 parallelism.tp=" in out
+    assert "to train the first: hlat train model=70b hardware=trn1_32xl hardware.nodes=32 " in out
 
 
 def test_a_search_without_constants_ranks_by_memory(capsys):
@@ -493,7 +495,7 @@ def test_figure_of_a_plan_is_saved(tmp_path, capsys, suffix):
     assert capsys.readouterr().err == f"drew {file}\n"
     if suffix == "svg":
         text = file.read_text()
-        assert "data-parallel reduction" in text
+        assert "data-parallel collectives" in text
         assert "7b on 64 of trn1.32xlarge: 12.05 GiB of 16.00, which fits" in text
         drawing = text.partition("</style>")[2]
         assert "var(--" in drawing

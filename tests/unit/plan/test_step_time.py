@@ -77,6 +77,26 @@ def test_native_engine_overlaps_data_parallel_collectives_with_computation(confi
     )
 
 
+def test_sums_over_replicas_overlap_with_the_last_backward_pass(config):
+    """ZeRO 1 sums after it."""
+    args = ("model=7b", "hardware=trn2_48xl", "hardware.nodes=4", "precision=mixed")
+    constants = replace(ALL, overlap=0.75, network=1e-3)
+
+    def step(*overrides):
+        run = config(*args, "parallelism.tp=4", "parallelism.dp_replicate=4", *overrides)
+        return step_time.compute_step_time(run, compute_achieved_speed(run, constants))
+
+    three = step("parallelism.zero=3")
+    computation = three.compute + three.attention + three.tensor_parallel
+    assert three.reduction > computation
+    alone = step("parallelism.zero=3", "parallelism.dp_replicate=1")
+    assert three.hidden < 0.75 * computation
+    micro_batch = computation / 16
+    within = three.hidden - 0.75 * micro_batch * 2 / 3
+    assert 0 < within < alone.hidden
+    assert step("parallelism.zero=1").hidden < three.hidden
+
+
 def test_schedules_reduce_the_bubble(config):
     def bubble(*overrides):
         args = ("hardware=trn2_48xl", "hardware.processes_per_node=4", "precision=bf16")
