@@ -67,8 +67,19 @@ TRAINING_COMMANDS = [
 ]
 
 
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a directory with the domains of docs/data.md in data/corpus."""
+    folder = tmp_path_factory.mktemp("documents")
+    for domain in ("wiki", "code"):
+        (folder / "data/corpus" / domain).mkdir(parents=True)
+        (folder / "data/corpus" / domain / "part.arrow").write_bytes(b"x")
+    return folder
+
+
 @pytest.mark.parametrize(("document", "command"), TRAINING_COMMANDS)
-def test_training_commands_compose(document: str, command: str, compose) -> None:
+def test_training_commands_compose(document: str, command: str, compose, directory: Path) -> None:
+    command = command.replace("$PWD", str(directory))
     assert not find_config_problems(command, compose), document
 
 
