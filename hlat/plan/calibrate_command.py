@@ -42,13 +42,13 @@ def run_calibrate(argv: Sequence[str]) -> int:
     if arguments.suggest:
         if arguments.output is not None:
             raise ConfigError("output= is for the constants; remove it, or suggest=true")
-        print("\n".join(_suggest(arguments.overrides, arguments.config_dir)))
+        print("\n".join(_suggest(arguments.overrides)))
     else:
         print("\n".join(_calibrate(arguments.overrides, arguments.output)))
     return ExitCode.FINISHED
 
 
-def _suggest(overrides: Sequence[str], config_dir: str | None) -> list[str]:
+def _suggest(overrides: Sequence[str]) -> list[str]:
     """Return the commands of the suggested runs, and of their calibration."""
     from hlat.config.compose import compose_config
     from hlat.config.resolve import resolve_config
@@ -62,14 +62,11 @@ def _suggest(overrides: Sequence[str], config_dir: str | None) -> list[str]:
         f"standard deviation of the predicted step times of all layouts: {start:.0%}",
         "",
     ]
-    options = [] if config_dir is None else ["--config-dir", config_dir]
     names = [f"calibrate_{i + 1}" for i in range(len(runs))]
     for name, run in zip(names, runs, strict=True):
         steps = (f"run.name={name}", f"run.steps={_NUM_STEPS}", "schedule.warmup_steps=1")
-        changed = {word.partition("=")[0] for word in (*run.overrides, *steps)}
-        kept = [word for word in overrides if word.partition("=")[0] not in changed]
-        words = shlex.join([*options, *kept, *run.overrides, *steps])
-        lines += [f"{run.std:.0%} after", f"  hlat train {words}"]
+        command = plan_text.format_train_command(overrides, [*run.overrides, *steps])
+        lines += [f"{run.std:.0%} after", f"  {command}"]
     directories = shlex.join(str(Path(config.run.root) / name) for name in names)
     return [*lines, "", "then:", f"  hlat plan calibrate {directories} output=cluster.yaml"]
 

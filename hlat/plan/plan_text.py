@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hlat.config.batch_steps import format_growth
+from hlat.config.config_files import list_user_config_dirs
 from hlat.config.mfu import compute_mfu, compute_peak_flops
 from hlat.config.parallelism import ParallelismConfig, PipelineSchedule
 from hlat.config.precision import Dtype
@@ -24,7 +25,7 @@ from hlat.model.parametrization_spec import (
 from hlat.optim.optimizer_spec import get_optimizer_spec
 from hlat.optim.parametrization import compute_update_settings
 from hlat.plan.achieved_speed import get_efficiency
-from hlat.plan.forecast import RunForecast
+from hlat.plan.forecast import WRITE_BYTES_PER_S, RunForecast
 from hlat.plan.hardware_efficiency import (
     get_kernel_backend,
     get_planned_engine,
@@ -211,6 +212,7 @@ def format_plan(config: Config, plan: RunForecast) -> list[str]:
         plan=plan,
         memory=[*memory, ("total", plan.memory.total, "")],
         time_labels=TIME_LABELS,
+        write_bytes_per_s=WRITE_BYTES_PER_S,
         peak_flops=compute_peak_flops(
             config.hardware, config.num_processes, config.precision.compute_dtype
         ),
@@ -237,7 +239,7 @@ def _build_memory_remarks(config: Config, mesh: ParallelDegrees) -> dict[str, st
     """Return dtype and content of each term of MemoryEstimate."""
     precision, zero = config.precision, config.parallelism.zero if mesh.dp_shard > 1 else 0
 
-    def format_share(dtype: Dtype | None, stage: int) -> str:
+    def format_dtype(dtype: Dtype | None, stage: int) -> str:
         shard = f", 1/{mesh.dp_shard} on a rank" if zero >= stage else ""
         return "" if dtype is None else dtype.value + shard
 
@@ -245,9 +247,9 @@ def _build_memory_remarks(config: Config, mesh: ParallelDegrees) -> dict[str, st
     return {
         "weights": precision.param_dtype.value + (", gathered by layer" if zero > 2 else ""),
         "gradients": f"{precision.grad_dtype.value}, not yet accumulated",
-        "accumulation": format_share(precision.grad_accum_dtype, 2),
-        "master_weights": format_share(precision.master_weight_dtype, 1),
-        "optimizer_state": format_share(precision.optimizer_state_dtype, 1),
+        "accumulation": format_dtype(precision.grad_accum_dtype, 2),
+        "master_weights": format_dtype(precision.master_weight_dtype, 1),
+        "optimizer_state": format_dtype(precision.optimizer_state_dtype, 1),
         "activations": "saved for the backward pass",
         "logits": "of a chunk of tokens",
         "working": "temporary, of one layer",
@@ -296,9 +298,15 @@ def format_command(
 ) -> str:
     """Return the command that trains a run of other overrides in a layout, after a label."""
     words = [f"hardware.nodes={layout.config.hardware.nodes}", *layout.overrides]
-    keys = {word.partition("=")[0] for word in words}
-    others = [word for word in overrides if word.partition("=")[0] not in keys]
-    return f"{label} hlat train {shlex.join([*others, *words])}"
+    return f"{label} {format_train_command(overrides, words)}"
+
+
+def format_train_command(overrides: Sequence[str], changes: Sequence[str]) -> str:
+    """Return the command that trains with overrides, of which `changes` replace some keys."""
+    keys = {word.partition("=")[0] for word in changes}
+    kept = [word for word in overrides if word.partition("=")[0] not in keys]
+    options = [f"--config-dir={directory}" for directory in list_user_config_dirs()]
+    return f"hlat train {shlex.join([*options, *kept, *changes])}"
 
 
 def get_device_noun(config: Config) -> str:

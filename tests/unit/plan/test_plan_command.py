@@ -281,6 +281,12 @@ def test_configuration_files_of_the_user_are_searched(tmp_path, monkeypatch, cap
     assert plan.main(arguments) == 0
     assert capsys.readouterr().out.startswith("nano in fp32 on 1 node of cpu")
 
+    arguments += ["hardware=h100", "parallelism.dp=1", "search=true"]
+    monkeypatch.setattr("sys.argv", ["plan", *arguments])
+    assert plan.main(arguments) == 0
+    command = f"to train the first: hlat train --config-dir={tmp_path} model=nano hardware=h100 "
+    assert command in capsys.readouterr().out
+
     arguments = ["model=nano", "run.seed=2", f"config_dir={tmp_path}/none"]
     monkeypatch.setattr("sys.argv", ["plan", *arguments])
     assert plan.main(arguments) == 2
