@@ -1,6 +1,9 @@
 """Measure the peak memory of one rank of a layout in this process.
 
-Usage: python benchmarks/planning/measure.py OVERRIDE ...   (of hlat.train, with RANK etc. set)
+Usage: python benchmarks/planning/measure.py [--equal-experts] OVERRIDE ...
+
+The overrides are those of hlat.train, with RANK etc. set. With `--equal-experts` routers select the
+experts in turn, so that all have the same number of rows.
 
 Prints the increase in bytes from before the model is built to the peak of two steps, without the
 libraries, which are imported before. The caller sets MALLOC_MMAP_THRESHOLD_, because small tensors
@@ -20,8 +23,10 @@ from hlat.config.compose import compose_config
 from hlat.config.resolve import resolve_config
 from hlat.data.packed_sequences import PackedSequences
 from hlat.engine.native.native_engine import NativeEngine
+from hlat.model.moe import Router
 
 STEPS = 2
+EQUAL_EXPERTS = "--equal-experts"
 
 
 def resident(key: str) -> int:
@@ -30,7 +35,22 @@ def resident(key: str) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))
 
 
+def select_in_turn() -> None:
+    """Replace the experts that routers select."""
+    forward = Router.forward
+
+    def select(router: Router, x_BSH: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: N803
+        weights, experts = forward(router, x_BSH)
+        numbers = torch.arange(experts.numel()) % router.settings.num_experts
+        return weights, numbers.view_as(experts)
+
+    Router.forward = select  # type: ignore[method-assign]
+
+
 def main(overrides: list[str]) -> None:
+    if EQUAL_EXPERTS in overrides:
+        overrides.remove(EQUAL_EXPERTS)
+        select_in_turn()
     config = resolve_config(compose_config(overrides))
     engine = NativeEngine()
     engine.run_device_checks(config)  # starts the process group and initializes libraries

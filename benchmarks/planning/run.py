@@ -20,6 +20,7 @@ from benchmarks.common import describe_machine, machine, table, write_between
 from hlat.config.compose import compose_config
 from hlat.config.parallelism import ParallelismConfig
 from hlat.config.resolve import resolve_config
+from hlat.config.run import Config
 from hlat.plan.memory_estimate import estimate_memory
 
 HERE = Path(__file__).resolve().parent
@@ -83,7 +84,10 @@ LAYOUTS = {
         "precision=mixed model.attention.qk_norm=true model.tie_embeddings=true"
     ),
     "one process, experts, fp32": MOE,
+    "dp2, zero 1, experts, mixed": f"precision=mixed dp=2 zero=1 {MOE}",
+    "dp2, zero 1, equal experts, mixed": f"precision=mixed dp=2 zero=1 {MOE} --equal-experts",
     "ep2 x dp2, experts, mixed": f"precision=mixed dp=2 ep=2 zero=1 {MOE}",
+    "ep2 x dp2, equal experts, mixed": f"precision=mixed dp=2 ep=2 zero=1 {MOE} --equal-experts",
 }
 TOLERANCE = 0.1
 
@@ -95,6 +99,12 @@ def build_overrides(layout: str) -> list[str]:
         f"parallelism.{setting}" if setting.split("=")[0] in names else setting
         for setting in layout.split()
     ]
+
+
+def load_config(overrides: list[str]) -> Config:
+    """Return the configuration, without options of measure.py."""
+    words = [word for word in overrides if not word.startswith("--")]
+    return resolve_config(compose_config(words))
 
 
 def measure_memory(overrides: list[str], num_processes: int) -> int:
@@ -134,7 +144,7 @@ def render(result: dict[str, Any]) -> str:
 
 def describe(name: str, measured: int) -> dict[str, Any]:
     """Return the terms of the prediction, its sum and the measured memory of a layout."""
-    estimate = estimate_memory(resolve_config(compose_config(build_overrides(LAYOUTS[name]))))
+    estimate = estimate_memory(load_config(build_overrides(LAYOUTS[name])))
     return {
         "layout": name,
         "settings": LAYOUTS[name],
@@ -150,7 +160,7 @@ def main(names: list[str]) -> None:
     measured = {row["layout"]: row["measured"] for row in result["rows"]}
     for name in names or LAYOUTS:
         overrides = build_overrides(LAYOUTS[name])
-        num_processes = resolve_config(compose_config(overrides)).num_processes
+        num_processes = load_config(overrides).num_processes
         measured[name] = measure_memory(overrides, num_processes)
         print(f"{name}: {measured[name] / 2**20:.0f} MiB", flush=True)
     rows = [describe(name, measured[name]) for name in LAYOUTS if name in measured]
