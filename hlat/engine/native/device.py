@@ -23,6 +23,7 @@ from hlat.config.precision import Dtype
 from hlat.config.run import Config
 from hlat.distributed import rank_environment
 from hlat.engine.native.cpu_matmul import add_bf16_matmuls
+from hlat.engine.native.host_memory import keep_freed_memory
 from hlat.engine.neuron import neuron_environment
 
 COMPILE_BACKENDS = {"neuron": "neuron"}
@@ -76,7 +77,7 @@ def find_device(config: Config, local_rank: int) -> torch.device:
 
 
 def prepare_device(config: Config, device: torch.device) -> None:
-    """Validate the recipe, and set the mode of determinism before the first operation.
+    """Validate the recipe, and set the modes of memory and determinism before the first operation.
 
     Rank 0 prints a warning if determinism makes the device slower.
 
@@ -84,8 +85,10 @@ def prepare_device(config: Config, device: torch.device) -> None:
         ConfigError: The device does not support the recipe.
     """
     validate_device(config, device.type)
-    if device.type == "cpu" and config.precision.compute_dtype is Dtype.bf16:
-        add_bf16_matmuls()
+    if device.type == "cpu":
+        keep_freed_memory()
+        if config.precision.compute_dtype is Dtype.bf16:
+            add_bf16_matmuls()
     is_rank0 = rank_environment.read_rank_info().rank == 0
     if config.engine.deterministic and device.type == "neuron" and is_rank0:
         print(

@@ -29,6 +29,7 @@ from hlat.engine.native.device import (
     select_compile_backend,
     set_environment,
 )
+from hlat.engine.native.host_memory import release_freed_memory
 from hlat.engine.native.layer_transforms import apply_activation_checkpointing, apply_compile
 from hlat.engine.native.model_metrics import ModelStatistics, observe_metrics
 from hlat.engine.native.model_parts import ModelBuffers, build_model_parts
@@ -78,6 +79,7 @@ class NativeEngine:
         self._compile_backend = backend = select_compile_backend(config, self._device)
         for part in self.model_parts.values():
             apply_activation_checkpointing(part, config.parallelism.activation_checkpointing)
+        self._holds_compiler_memory = backend is not None and self._device.type == "cpu"
         if backend is not None:
             apply_compile(self.model_parts.values(), backend)
         self.params = (
@@ -133,6 +135,9 @@ class NativeEngine:
             self._diagnostics.finish_update(params, gradients)
         self._statistics.update_buffers(skip)
         self._num_skipped += skip
+        if self._holds_compiler_memory:  # after the first step
+            release_freed_memory()
+            self._holds_compiler_memory = False
         return {"loss": loss, "grad_norm": grad_norm}
 
     def start_recording(self) -> StepRecording:
