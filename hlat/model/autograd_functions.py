@@ -1,4 +1,4 @@
-"""RMSNorm, SwiGLU and GeGLU with manual backward passes that save less and compute less.
+"""RMSNorm, SwiGLU, GeGLU and rotation with manual backward passes that save and compute less.
 
 Autograd saves the inputs of each derivative: two fp32 copies for a norm in bf16, and silu(gate)
 for SwiGLU. These functions save the input and recompute the rest in fewer passes over memory, which
@@ -34,6 +34,18 @@ def geglu(gate_up_BS2I: Tensor, block_size: int) -> Tensor:
     return _apply_glu(gate_up_BS2I, block_size, _gelu, _gelu_backward)
 
 
+def rotate(x_BSND: Tensor, cos_SD: Tensor, sin_SD: Tensor) -> Tensor:
+    """Rotate elements i and i + D/2 of each head, whose sines must be equal."""
+    if torch.compiler.is_compiling():  # generated kernels read halves in place
+        first, second = x_BSND.chunk(2, dim=-1)
+        rotated_BSND = torch.cat((-second, first), dim=-1)
+        return x_BSND * cos_SD.unsqueeze(-2) + rotated_BSND * sin_SD.unsqueeze(-2)
+    if not torch.is_grad_enabled():
+        return _rotate_halves(x_BSND, cos_SD, sin_SD)
+    y_BSND: Tensor = _Rotation.apply(x_BSND, cos_SD, sin_SD)  # type: ignore[no-untyped-call]
+    return y_BSND
+
+
 class _RMSNorm(torch.autograd.Function):
     """Autograd function of `rms_norm`: y = n * weight with n = x / rms(x)."""
 
@@ -53,12 +65,27 @@ class _RMSNorm(torch.autograd.Function):
     def backward(ctx: Any, grad_BSH: Tensor) -> tuple[Tensor | None, ...]:
         """With g = grad * weight: dx = (g - n * mean(g * n)) / rms(x), dweight = sum(grad * n)."""
         x_BSH, weight_H, scale_BS1 = ctx.saved_tensors
-        n_BSH, fp32_H = x_BSH * scale_BS1, weight_H.float()
+        n_BSH, fp32_H, grad_BSH = x_BSH * scale_BS1, weight_H.float(), grad_BSH.float()
         product_BSH = grad_BSH * n_BSH
         mean_BS1 = (product_BSH @ fp32_H).unsqueeze(-1) / len(fp32_H)
         grad_x_BSH = (grad_BSH * fp32_H).sub_(n_BSH.mul_(mean_BS1)).mul_(scale_BS1)
         grad_H = product_BSH.flatten(0, -2).sum(0)
         return grad_x_BSH.to(x_BSH.dtype), grad_H.to(weight_H.dtype), None
+
+
+class _Rotation(torch.autograd.Function):
+    """Autograd function of `rotate`; its backward pass rotates by the negative angle."""
+
+    @staticmethod
+    def forward(ctx: Any, x_BSND: Tensor, cos_SD: Tensor, sin_SD: Tensor) -> Tensor:
+        ctx.save_for_backward(cos_SD, sin_SD)
+        return _rotate_halves(x_BSND, cos_SD, sin_SD)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_BSND: Tensor) -> tuple[Tensor | None, ...]:
+        cos_SD, sin_SD = ctx.saved_tensors
+        return _rotate_halves(grad_BSND, cos_SD, -sin_SD), None, None
 
 
 class _GatedLinearUnit(torch.autograd.Function):
@@ -86,6 +113,15 @@ class _GatedLinearUnit(torch.autograd.Function):
         grad_gate = ctx.activation_backward(grad * up, gate)
         grad_up = ctx.activation(gate).mul_(grad)
         return torch.stack((grad_gate, grad_up), -2).flatten(-3), None, None, None
+
+
+def _rotate_halves(x_BSND: Tensor, cos_SD: Tensor, sin_SD: Tensor) -> Tensor:
+    """Return x * cos plus swapped halves * sin, negative for the first half."""
+    half = x_BSND.shape[-1] // 2
+    swapped_BSND = torch.cat((x_BSND[..., half:], x_BSND[..., :half]), dim=-1)
+    signed_SD = torch.cat((-sin_SD[..., :half], sin_SD[..., half:]), dim=-1)
+    swapped_BSND *= signed_SD.unsqueeze(-2)
+    return (x_BSND * cos_SD.unsqueeze(-2)).add_(swapped_BSND)
 
 
 def _apply_glu(

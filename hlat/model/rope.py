@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hlat.config.model import ModelConfig
+from hlat.model.autograd_functions import rotate
 from hlat.model.rope_spec import RopeConfig, RopeScaling, get_rotary_dim
 
 RopeCosSin = tuple[Tensor, Tensor]
@@ -57,9 +58,7 @@ def apply_rotary_emb(x_BSND: Tensor, cos_sin: RopeCosSin) -> Tensor:
     if dim < x_BSND.shape[-1]:
         rotary, rest = x_BSND[..., :dim], x_BSND[..., dim:]
         return torch.cat((apply_rotary_emb(rotary, cos_sin), rest), dim=-1)
-    first, second = x_BSND.chunk(2, dim=-1)
-    rotated_BSND = torch.cat((-second, first), dim=-1)
-    return x_BSND * cos_SD.unsqueeze(-2) + rotated_BSND * sin_SD.unsqueeze(-2)
+    return rotate(x_BSND, cos_SD, sin_SD)
 
 
 def _compute_dynamic_frequencies(

@@ -8,7 +8,7 @@ from torch.nn.functional import gelu, silu
 from torch.nn.functional import rms_norm as torch_rms_norm
 from torch.utils.checkpoint import checkpoint
 
-from hlat.model.autograd_functions import geglu, rms_norm, swiglu
+from hlat.model.autograd_functions import geglu, rms_norm, rotate, swiglu
 
 TOLERANCES = {torch.float32: 1e-6, torch.bfloat16: 4e-3}
 EPS = 1e-5
@@ -96,3 +96,20 @@ def test_gradients_are_the_same_when_recomputed(dtype, name) -> None:
     plain = grad(both(x, weight).sum(), (x, weight))
     again = grad(checkpoint(both, x, weight, use_reentrant=False).sum(), (x, weight))
     assert all(torch.equal(*pair) for pair in zip(plain, again, strict=True))
+
+
+@pytest.mark.parametrize("has_documents", [False, True], ids=["one range", "documents"])
+def test_rotation_is_bit_identical_to_its_formula(dtype, has_documents) -> None:
+    projected, upstream = some(dtype, 2, 5, 3, 4, 8), some(dtype, 2, 5, 3, 8)
+    x = projected[:, :, :, 1]  # heads of a fused projection are not contiguous
+    angles = torch.randn(*([2] if has_documents else []), 5, 4)
+    angles = torch.cat((angles, angles), -1)
+    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+    first, second = x.chunk(2, -1)
+    swapped = torch.cat((-second, first), -1)
+    formula = x * cos.unsqueeze(-2) + swapped * sin.unsqueeze(-2)
+    y = rotate(x, cos, sin)
+    assert torch.equal(y, formula)
+    assert torch.equal(*(grad(one, projected, upstream)[0] for one in (y, formula)))
+    with torch.no_grad():
+        assert torch.equal(rotate(x, cos, sin), formula)
