@@ -67,9 +67,7 @@ def run_entry_point(task: Callable[[DictConfig], ExitCode]) -> None:
                 raise
             codes[-1] = _print_errors(error)
 
-    # OpenMP reads this once, when it is loaded. Waiting threads must not spin: two processes that
-    # share cores would slow each other down tenfold (docs/log.md)
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    _limit_openmp_waiting()
     try:
         extensions.load_from_command_line(sys.argv[1:])
     except ConfigError as error:
@@ -176,10 +174,22 @@ def _get_frozen_config_dir() -> Path | None:
     return Path(sys.argv[2]) if is_frozen else None
 
 
+def _limit_openmp_waiting() -> None:
+    """Let waiting threads of OpenMP sleep after 10 us, unless the user has set a policy.
+
+    OpenMP reads the variables once, when it is loaded. Threads that spin longer slow a process that
+    shares their cores, by up to ten times; to wake them for each operator takes more time
+    (benchmarks/step/README.md).
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
+
 def _run_frozen_config(task: Callable[[DictConfig], ExitCode]) -> ExitCode:
     directory = _get_frozen_config_dir()
     assert directory is not None
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in run_entry_point
+    _limit_openmp_waiting()
     try:
         return task(frozen_config.load_frozen_config(directory))
     except (ConfigError, OmegaConfBaseException) as error:
