@@ -92,8 +92,16 @@ def is_module_compiling(module: Path) -> bool:
     or a process of this host has the module in its command line, as neuronx-cc has. Compilers on
     other hosts are not detected.
     """
-    locks = [*module.glob("*.lock")]
+    locks = _list_locks(module)
     return any(map(_is_locked, locks)) or (bool(locks) and _is_compiling_on_host(module.name))
+
+
+def _list_locks(module: Path) -> list[Path]:
+    """Return the lock files of a module, which another process may replace in the meantime."""
+    try:
+        return [*module.glob("*.lock")]
+    except FileNotFoundError:
+        return []
 
 
 def explain_incomplete_module(module: Path) -> str:
@@ -104,7 +112,7 @@ def explain_incomplete_module(module: Path) -> str:
     if log.is_file():
         lines = log.read_text(errors="replace").rstrip().splitlines()[-_NUM_LOG_LINES:]
         return "\n".join(["failed to compile:", *(f"    {line}" for line in lines)])
-    if any(module.glob("*.lock")):
+    if _list_locks(module):
         return "has the lock of a compiler that was killed"
     if not (module / "model.neff").is_file():
         return "was never compiled"

@@ -1,12 +1,14 @@
 """Compiled modules are merged completely or not at all, under concurrent writes and kills."""
 
 import fcntl
+import os
 import random
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -198,6 +200,19 @@ def test_complete_modules_are_not_removed(tmp_path: Path) -> None:
     (module(tmp_path, 2, done=False) / "model.log").write_text("Failed compilation\n")
     assert neuron_compile_cache.remove_incomplete_modules(tmp_path) == [name(2)]
     assert names(tmp_path) == [name(1)]
+
+
+def test_a_module_that_another_process_replaces_is_not_compiling(tmp_path: Path) -> None:
+    folder = module(tmp_path, 1, done=False)
+
+    def scan(path):
+        folder.rename(tmp_path / "replaced")
+        return os_scandir(path)
+
+    os_scandir = os.scandir
+    with mock.patch("os.scandir", scan):
+        assert not neuron_compile_cache.is_module_compiling(folder)
+    assert not folder.exists()
 
 
 @pytest.mark.parametrize("num_processes", [3, pytest.param(8, marks=pytest.mark.slow)])
