@@ -9,16 +9,18 @@ from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from omegaconf import DictConfig
-
-from hlat.config import entry_point
-from hlat.config.config_errors import ExitCode
-from hlat.config.frozen_config import format_run_config
-from hlat.config.run import Config
-from hlat.config.run_steps import compute_total_steps, is_diagnosed
-from hlat.distributed import exit_record, rank_environment
-from hlat.recovery import signal_handler
 from hlat.recovery.garbage_collection import pause_garbage_collection
+
+with pause_garbage_collection():
+    from omegaconf import DictConfig
+
+    from hlat.config import entry_point
+    from hlat.config.config_errors import ExitCode
+    from hlat.config.frozen_config import format_run_config
+    from hlat.config.run import Config
+    from hlat.config.run_steps import compute_total_steps, is_diagnosed
+    from hlat.distributed import exit_record, rank_environment
+    from hlat.recovery import signal_handler
 
 if TYPE_CHECKING:
     from hlat.checkpoint.training_state import TrainingState

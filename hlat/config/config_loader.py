@@ -32,7 +32,6 @@ from hlat.config.config_errors import ConfigError, raise_config_errors
 from hlat.config.data_domains import add_domains, clear_domains
 from hlat.config.hydra_config_security import find_code_references, validate_search_path
 from hlat.config.lr_grid import add_lr_axis
-from hlat.config.mixture_sampling import add_mixture_axis
 from hlat.config.optimizer import RENAMED_PRESETS
 from hlat.config.override_keys import list_replaced_axes
 from hlat.config.package_dirs import find_package_dir
@@ -142,6 +141,8 @@ class SafeConfigLoader(ConfigLoaderImpl):
         apply_run_length(config, overrides)
         extensions.list_loaded(config.get(extensions.KEY) or ())
         if run_mode is RunMode.MULTIRUN and validate_sweep_overrides:
+            from hlat.config.mixture_sampling import add_mixture_axis  # imports all validations
+
             launcher_plugins.register_launchers()
             parsed = OverridesParser.create().parse_overrides(overrides)
             swept = [o.key_or_group for o in parsed if o.is_sweep_override()]
