@@ -4,6 +4,7 @@ import os
 import platform
 import re
 import statistics
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -50,9 +51,17 @@ def describe_machine(libraries: list[str]) -> dict[str, Any]:
         "processor": models[0] if models else platform.machine(),
         "cores": os.cpu_count(),
         "load_at_end": round(os.getloadavg()[1], 2),
-        "versions": {"hlat": hlat.__version__}
-        | {name: metadata.version(name) for name in libraries},
+        "versions": {"hlat": hlat.__version__} | find_versions(libraries),
     }
+
+
+def find_versions(libraries: list[str]) -> dict[str, str]:
+    """Return the versions of those libraries that are installed."""
+    versions = {}
+    for name in libraries:
+        with suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    return versions
 
 
 def machine(result: dict[str, Any]) -> str:

@@ -40,7 +40,8 @@ from hlat.precision.torch_dtypes import TORCH_DTYPES
 
 HERE = Path(__file__).resolve().parent
 MODES = {"eager": "ours", "compiled": "ours, compiled"}
-WARM_UP_STEPS, MIN_STEPS, MIN_SECONDS, NUM_RECORDED = 2, 2, 2.0, 3
+WARM_UP_STEPS, MIN_STEPS, MIN_SECONDS, NUM_RECORDED = 2, 2, 2.0, 5
+GAP_BYTES, NUM_GAPS = 1 << 19, 300
 KEYS = ("shape", "recipe", "mode")
 Json = dict[str, Any]
 
@@ -54,6 +55,17 @@ def run_step(engine: NativeEngine, sequences: PackedSequences) -> float:
     start = time.perf_counter()
     engine.read_metrics(engine.train_step(sequences, 1e-4))
     return time.perf_counter() - start
+
+
+def fragment_memory() -> list[torch.Tensor]:
+    """Return tensors with gaps between them, in which malloc places the events of a recording.
+
+    Otherwise events take parts of freed large tensors, and each recorded step gets these tensors
+    from the kernel, which clears them.
+    """
+    blocks = [torch.ones(GAP_BYTES // 4) for _ in range(2 * NUM_GAPS)]
+    del blocks[::2]
+    return blocks
 
 
 def record_step(engine: NativeEngine, sequences: PackedSequences) -> list[TimeSlice]:
@@ -80,7 +92,9 @@ def measure_mode(shape: str, recipe: str, mode: str, device: str) -> tuple[Json,
         while len(seconds) < MIN_STEPS or sum(seconds) < MIN_SECONDS:
             seconds.append(run_step(engine, sequences))
         report_progress(f"{shape}, {recipe}, {mode}: {statistics.median(seconds):.3f} s per step")
+        gaps = fragment_memory()
         recorded = [record_step(engine, sequences) for _ in range(NUM_RECORDED)]
+        del gaps
         recorded.sort(key=lambda slices: sum(one.seconds for one in slices))
         slices = recorded[len(recorded) // 2]
         row = {
@@ -101,13 +115,14 @@ def measure_shape(shape: str, recipe: str, device: str) -> list[Json]:
     report_progress(f"{shape}, {recipe}: bandwidth")
     bandwidth = measure_bandwidth(device)
     config = make_settings("ours", shape, recipe, device).config
-    times = MatmulTimes(TORCH_DTYPES[config.precision.compute_dtype], device)
     attention = measure_attention_limit(config, device)
+    measured = [measure_mode(shape, recipe, mode, device) for mode in MODES]
+    matmuls_of_modes = [count_matmuls(slices) for _, slices in measured]
+    sizes = {size for counts in matmuls_of_modes for size in counts}
+    report_progress(f"{shape}, {recipe}: {len(sizes)} sizes of matmuls")
+    times = MatmulTimes(TORCH_DTYPES[config.precision.compute_dtype], device, sizes)
     rows = []
-    for mode in MODES:
-        row, slices = measure_mode(shape, recipe, mode, device)
-        counts = count_matmuls(slices)
-        report_progress(f"{shape}, {recipe}, {mode}: {len(counts)} sizes of matmuls")
+    for (row, _), counts in zip(measured, matmuls_of_modes, strict=True):
         limits = {name: number / bandwidth for name, number in row.pop("bytes").items() if number}
         matmuls = times.compute_limit(counts)
         row["limits"] = {"matmuls": matmuls, "attention": attention, **limits}

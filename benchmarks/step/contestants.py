@@ -91,7 +91,7 @@ class Settings:
     recipe of hlat that peers do not have."""
     device: str = "cpu"
     options: dict[str, Any] = field(default_factory=dict)
-    """Options of the contestant."""
+    """Options of the contestant; `environment` has variables of its process."""
 
     @property
     def compiled(self) -> bool:
@@ -131,16 +131,21 @@ class Trainer(Protocol):
     def step(self) -> None:
         """Run forward, backward, clipping and update on the fixed batch; do not synchronize."""
 
-    def loss(self) -> float:
-        """Return the mean loss of the last step, before its update."""
+    def loss(self) -> float | None:
+        """Return the mean loss of the last step, before its update; None if nothing is trained."""
 
 
 CONTESTANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "ours": ("ours", {}),
     "ours, compiled": ("ours", {"compiled": True}),
     "ours, compiled, nondeterministic": ("ours", {"compiled": True, "deterministic": False}),
+    "ours, spinning 1000": ("ours", {"environment": {"GOMP_SPINCOUNT": "1000"}}),
+    "ours, spinning 3000": ("ours", {"environment": {"GOMP_SPINCOUNT": "3000"}}),
+    "ours, spinning 10000": ("ours", {"environment": {"GOMP_SPINCOUNT": "10000"}}),
+    "ours, default malloc": ("ours", {"environment": {"GLIBC_TUNABLES": ""}}),
     "ours, bf16_sr": ("ours", {"precision": "bf16_sr"}),
     "ours, bf16_sr, compiled": ("ours", {"precision": "bf16_sr", "compiled": True}),
+    "limit": ("limit", {}),
     "plain": ("plain_model", {}),
     "plain, compiled": ("plain_model", {"compiled": True}),
     "transformers": ("hugging_face", {}),
@@ -153,6 +158,15 @@ CONTESTANTS: dict[str, tuple[str, dict[str, Any]]] = {
 """Module and options by the name in tables."""
 
 
+SPINNING = ("ours, spinning 1000", "ours, spinning 3000", "ours, spinning 10000")
+OPTIONAL = (
+    *SPINNING,
+    "ours, default malloc",
+    "ours, compiled, nondeterministic",
+    "plain",
+    "plain, compiled",
+)
+"""Contestants that only `run.py --exact` measures."""
 FAMILIES = {
     "light": {"llama", "mistral", "qwen2", "qwen3", "olmo2", "gemma2", "gemma3"},
     "plain_model": {"llama"},

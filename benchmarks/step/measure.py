@@ -90,7 +90,9 @@ def measure(name: str, shape: str, recipe: str, device: str, seconds: float) -> 
     start = time.perf_counter()
     trainer.step()
     synchronize(device)
-    first = {"first_step_seconds": time.perf_counter() - start, "first_loss": trainer.loss()}
+    first = {"first_step_seconds": time.perf_counter() - start}
+    if (loss := trainer.loss()) is not None:
+        first["first_loss"] = loss
     for _ in range(WARM_UP_STEPS):
         trainer.step()
     synchronize(device)

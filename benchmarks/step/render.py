@@ -13,7 +13,7 @@ from benchmarks.common import machine, table, write_between
 
 HERE = Path(__file__).resolve().parent
 Json = dict[str, Any]
-MATMUL = "matmul"
+MATMUL, LIMIT, DEFAULT_MALLOC = "matmul", "limit", "ours, default malloc"
 
 
 def format_spread(value: Json, spec: str, scale: float = 1) -> str:
@@ -65,9 +65,55 @@ def step_row(second: str, row: Json) -> list[str]:
         format_spread(ratio, ".2f") if ratio else "",
         format_spread(best, ".2f") if best else "",
         format_spread(mfu, ".0%") if mfu else "",
-        f"{row['peak_bytes']['max'] / 1e6:,.0f}",
-        f"{row['first_step_seconds']:.1f}",
+        *([""] * 2 if row["contestant"] == LIMIT else format_start(row)),
     ]
+
+
+def format_start(row: Json) -> list[str]:
+    """Return peak memory and duration of the first step."""
+    return [f"{row['peak_bytes']['max'] / 1e6:,.0f}", f"{row['first_step_seconds']:.1f}"]
+
+
+def render_malloc(result: Json) -> str:
+    """Return the table of steps relative to those with glibc's default malloc."""
+    header = [
+        "shape, recipe",
+        "tokens per CPU-second",
+        "with the default malloc",
+        "relative",
+        "peak memory, MB",
+    ]
+    rows = {(row["contestant"], row["shape"], row["recipe"]): row for row in result["rows"]}
+    key = "tokens_per_cpu_second"
+    rendered = [
+        [
+            f"`{shape}`, {recipe}",
+            format_spread(row[key], ",.0f"),
+            format_spread(default[key], ",.0f"),
+            format_spread(row[f"{key}_ratio"], ".2f"),
+            " / ".join(f"{one['peak_bytes']['max'] / 1e6:,.0f}" for one in (row, default)),
+        ]
+        for (name, shape, recipe), row in rows.items()
+        if name == "ours" and (default := rows.get((DEFAULT_MALLOC, shape, recipe)))
+    ]
+    return "\n\n".join([table(header, rendered), machine(result)])
+
+
+def render_waiting(result: Json) -> str:
+    """Return the table of steps by spin count and number of processes."""
+    header = ["shape, spin count", "one process, tokens/s", "relative", "two, each", "relative"]
+    rows = {(row["shape"], row["contestant"], row["processes"]): row for row in result["rows"]}
+    rendered = []
+    for shape, name in dict.fromkeys(key[:2] for key in rows):
+        cells = [f"`{shape}`, {name.removeprefix('ours').removeprefix(', spinning ') or '0'}"]
+        for count in (1, 2):
+            row = rows[shape, name, count]
+            cells += [
+                format_spread(row["tokens_per_second"], ",.0f"),
+                format_spread(row["ratio"], ".2f"),
+            ]
+        rendered.append(cells)
+    return "\n\n".join([table(header, rendered), machine(result)])
 
 
 def render_update(result: Json, reference: str = "ours, nearest") -> str:
@@ -156,6 +202,8 @@ def render_attention(result: Json) -> str:
 TABLES: dict[str, tuple[str, Callable[[Json], str]]] = {
     "step": ("result.json", render_step),
     "moe": ("moe.json", render_step),
+    "malloc": ("malloc.json", render_malloc),
+    "waiting": ("waiting_threads.json", render_waiting),
     "update": ("update.json", render_update),
     "optimizer update": ("optimizer_update.json", render_optimizer_update),
     "optimizer step": ("optimizer_step.json", render_optimizer_step),

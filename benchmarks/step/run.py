@@ -21,7 +21,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from contestants import list_contestants, make_settings
+from contestants import CONTESTANTS, OPTIONAL, list_contestants, make_settings
 
 from benchmarks.common import describe_machine, spread
 from hlat.model.decoder_spec import compute_flops_per_token
@@ -29,9 +29,10 @@ from hlat.model.decoder_spec import compute_flops_per_token
 HERE = Path(__file__).resolve().parent
 LIBRARIES = ["torch", "transformers", "litgpt", "numpy"]
 RECIPES = ["fp32", "bf16", "mixed"]
-REFERENCE = "transformers"
 MATMUL = "matmul"
 """The fastest matmul of the machine, measured in each round."""
+LIMIT = "limit"
+"""What an eager step computes at least (limit.py); compared with the best eager peer."""
 LOSS_TOLERANCES = {"fp32": 1e-5, "bf16": 5e-3, "mixed": 5e-3, "bf16_sr": 5e-3}
 """Maximum relative difference of the first loss to ours; litgpt's loss has 8 bits in bf16."""
 Entry = tuple[str, str, str, str]
@@ -50,6 +51,7 @@ class Worker:
             "OMP_WAIT_POLICY": "PASSIVE",
             "TORCHINDUCTOR_CACHE_DIR": cache,
             "TRITON_CACHE_DIR": cache,
+            **CONTESTANTS.get(name, ("", {}))[1].get("environment", {}),
         }
         self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115  used until the process ends
         self.process = subprocess.Popen(
@@ -64,11 +66,14 @@ class Worker:
 
     def train(self) -> dict[str, Any]:
         """Train for an interval and return the result."""
-        if self.process.poll() is not None:
-            return self.read_result()
-        self.process.stdin.write("go\n")
-        self.process.stdin.flush()
+        self.start_interval()
         return self.read_result()
+
+    def start_interval(self) -> None:
+        """Start an interval of training, unless the process has ended."""
+        if self.process.poll() is None:
+            self.process.stdin.write("go\n")
+            self.process.stdin.flush()
 
     def read_result(self) -> dict[str, Any]:
         """Return the next result, or the last line of the error message."""
@@ -130,7 +135,7 @@ def flops(entry: Entry) -> float:
     return compute_flops_per_token(config.model, config.batch.sequence_length)
 
 
-def summarise(entry: Entry, runs: Runs) -> dict[str, Any]:
+def summarise(entry: Entry, runs: Runs, reference: str) -> dict[str, Any]:
     """Return the row of an entry: spreads over the rounds, and ratios within them."""
     row: dict[str, Any] = dict(zip(KEYS, entry, strict=True))
     started, *intervals = runs[entry]
@@ -142,9 +147,11 @@ def summarise(entry: Entry, runs: Runs) -> dict[str, Any]:
     if entry[0] == MATMUL:
         return row
     for key in ("tokens_per_second", "tokens_per_cpu_second"):
-        if reference := find_finished([(REFERENCE, *entry[1:])], runs):
-            row[f"{key}_ratio"] = compute_ratio(intervals, reference[0], key)
-        if entry[0].startswith("ours") and (peers := find_finished(list_peers(entry, runs), runs)):
+        if found := find_finished([(reference, *entry[1:])], runs):
+            row[f"{key}_ratio"] = compute_ratio(intervals, found[0], key)
+        if entry[0].startswith(("ours", LIMIT)) and (
+            peers := find_finished(list_peers(entry, runs), runs)
+        ):
             best = max(peers, key=lambda peer: statistics.median(one[key] for one in peer))
             row[f"{key}_best_peer_ratio"] = compute_ratio(intervals, best, key)
     matmuls = runs[(MATMUL, *entry[1:])][1:]
@@ -163,7 +170,7 @@ def list_peers(entry: Entry, runs: Runs) -> list[Entry]:
         other
         for other in runs
         if other[1:] == entry[1:]
-        and other[0] != MATMUL
+        and other[0] not in (MATMUL, LIMIT)
         and not other[0].startswith("ours")
         and ("compiled" in other[0]) == ("compiled" in entry[0])
     ]
@@ -180,6 +187,11 @@ def compute_ratio(
 ) -> dict[str, float]:
     """Return the spread of the ratio to a peer, in each round."""
     return spread([one[key] / peer[key] for one, peer in zip(intervals, peers, strict=True)])
+
+
+def is_selected(name: str, only: list[str]) -> bool:
+    """Return True if a contestant that is measured by default contains one of the texts."""
+    return name not in OPTIONAL and any(part in name for part in only)
 
 
 def read_rows(path: Path) -> dict[Entry, dict[str, Any]]:
@@ -205,6 +217,7 @@ def main() -> None:
     parser.add_argument(
         "--only", nargs="+", default=[""], help="contestants whose name contains one of these"
     )
+    parser.add_argument("--reference", default="transformers", help="contestant of the ratios")
     parser.add_argument("--exact", action="store_true", help="... or is one of these")
     parser.add_argument("--output", type=Path, default=HERE / "result.json")
     arguments = parser.parse_args()
@@ -216,11 +229,11 @@ def main() -> None:
             names = [
                 name
                 for name in list_contestants(shape, recipe)
-                if (name in only if arguments.exact else any(part in name for part in only))
+                if (name in only if arguments.exact else is_selected(name, only))
             ]
             entries = [(name, shape, recipe, arguments.device) for name in [MATMUL, *names]]
             runs = measure(entries, arguments.rounds, arguments.seconds, cache)
-            rows |= {entry: summarise(entry, runs) for entry in entries}
+            rows |= {entry: summarise(entry, runs, arguments.reference) for entry in entries}
     protocol = {"rounds": arguments.rounds, "seconds": arguments.seconds}
     result = {
         "machine": describe_machine(LIBRARIES),

@@ -7,6 +7,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ _MATMULS = {"aten::mm": 0, "aten::addmm_": 1, "aten::addmm": 1}
 """Index of the left factor among the inputs that are matrices, by operator."""
 _STREAM_BYTES = 1 << 28
 """Size of each of the three arrays of the stream test."""
-_MIN_SECONDS, _MIN_CALLS, _MAX_SECONDS = 0.02, 3, 1.0
+_MIN_SECONDS, _MIN_CALLS, _MAX_SECONDS, _NUM_ROUNDS = 0.02, 3, 1.0, 3
 
 
 def measure_fastest(function: Callable[[], Any], device: str) -> float:
@@ -41,11 +42,26 @@ def measure_fastest(function: Callable[[], Any], device: str) -> float:
     return fastest
 
 
+class Stream:
+    """STREAM's triad, a = b + s * c, on arrays that no cache holds."""
+
+    def __init__(self, device: str) -> None:
+        self.arrays = [torch.ones(_STREAM_BYTES // 4, device=device) for _ in range(3)]
+
+    def move(self, num_bytes: int) -> None:
+        """Read and write this number of bytes, without those of write-allocation."""
+        while num_bytes > 0:
+            size = min(num_bytes, 3 * _STREAM_BYTES)
+            a, b, c = (array[: size // 12] for array in self.arrays)
+            torch.add(b, c, alpha=0.5, out=a)
+            num_bytes -= size
+
+
 def measure_bandwidth(device: str) -> float:
-    """Return the bytes per second of STREAM's triad, a = b + s * c, without write-allocation."""
-    a, b, c = (torch.ones(_STREAM_BYTES // 4, device=device) for _ in range(3))
+    """Return the bytes per second of STREAM's triad, without write-allocation."""
+    stream = Stream(device)
     for _ in range(3):  # the first pass maps the memory
-        seconds = measure_fastest(lambda: torch.add(b, c, alpha=0.5, out=a), device)
+        seconds = measure_fastest(lambda: stream.move(3 * _STREAM_BYTES), device)
     return 3 * _STREAM_BYTES / seconds
 
 
@@ -77,34 +93,34 @@ def count_matmuls(slices: Iterable[TimeSlice]) -> dict[Matmul, int]:
 class MatmulTimes:
     """Seconds of the fastest matmul of each size, over the layouts of its factors."""
 
-    def __init__(self, dtype: torch.dtype, device: str) -> None:
-        self.dtype, self.device = dtype, device
-        self._seconds: dict[Matmul, float] = {}
-
-    def measure(self, size: Matmul) -> float:
-        """Return the seconds of a size, measured once."""
-        if size not in self._seconds:
-            self._seconds[size] = min(self._measure_layouts(size))
-        return self._seconds[size]
+    def __init__(self, dtype: torch.dtype, device: str, sizes: Iterable[Matmul]) -> None:
+        """Measure all sizes in turn, several times, since other load slows some of the time."""
+        self.seconds = dict.fromkeys(sizes, math.inf)
+        self.fastest: dict[Matmul, Callable[[], Any]] = {}
+        for _ in range(_NUM_ROUNDS):
+            for size in self.seconds:
+                for matmul in _build_layouts(size, dtype, device):
+                    if (seconds := measure_fastest(matmul, device)) < self.seconds[size]:
+                        self.seconds[size], self.fastest[size] = seconds, matmul
 
     def compute_limit(self, counts: dict[Matmul, int]) -> float:
         """Return the seconds of all matmuls."""
-        return sum(count * self.measure(size) for size, count in counts.items())
+        return sum(count * self.seconds[size] for size, count in counts.items())
 
     def compute_rate(self, counts: dict[Matmul, int]) -> float:
         """Return the FLOP/s over all matmuls."""
         flops = sum(2 * math.prod(size) * count for size, count in counts.items())
         return flops / (self.compute_limit(counts) or math.inf)
 
-    def _measure_layouts(self, size: Matmul) -> Iterator[float]:
-        m, k, n = size
-        options: Any = {"dtype": self.dtype, "device": self.device}
-        output = torch.empty(m, n, **options)
-        for left in (torch.randn(m, k, **options), torch.randn(k, m, **options).t()):
-            for right in (torch.randn(k, n, **options), torch.randn(n, k, **options).t()):
-                yield measure_fastest(
-                    lambda a=left, b=right: torch.mm(a, b, out=output), self.device
-                )
+
+def _build_layouts(size: Matmul, dtype: torch.dtype, device: str) -> Iterator[Callable[[], Any]]:
+    """Yield the matmul of a size with each layout of its factors."""
+    m, k, n = size
+    options: Any = {"dtype": dtype, "device": device}
+    output = torch.empty(m, n, **options)
+    for left in (torch.randn(m, k, **options), torch.randn(k, m, **options).t()):
+        for right in (torch.randn(k, n, **options), torch.randn(n, k, **options).t()):
+            yield partial(torch.mm, left, right, out=output)
 
 
 def measure_attention_limit(config: Config, device: str) -> float:
@@ -117,9 +133,13 @@ def measure_attention_limit(config: Config, device: str) -> float:
     options: Any = {"dtype": TORCH_DTYPES[config.precision.compute_dtype], "device": device}
     num_heads = batch.global_batch_size * model.num_attention_heads
     heads, scores = (torch.randn(num_heads, length, size, **options) for size in (head_dim, length))
-    seconds = 3 * measure_fastest(lambda: torch.bmm(heads, heads.transpose(1, 2)), device)
-    seconds += 4 * measure_fastest(lambda: torch.bmm(scores, heads), device)
-    return model.num_layers * seconds / 2
+    with_scores = partial(torch.bmm, heads, heads.transpose(1, 2))
+    with_values = partial(torch.bmm, scores, heads)
+    rounds = [
+        3 * measure_fastest(with_scores, device) + 4 * measure_fastest(with_values, device)
+        for _ in range(_NUM_ROUNDS)
+    ]
+    return model.num_layers * min(rounds) / 2
 
 
 def count_bytes(engine: NativeEngine, config: Config) -> dict[str, int]:

@@ -175,7 +175,7 @@ def _get_frozen_config_dir() -> Path | None:
 
 
 def _limit_openmp_waiting() -> None:
-    """Let waiting threads of OpenMP sleep after 10 us, unless the user has set a policy.
+    """Limit the spinning of waiting OpenMP threads to 10 us, unless the user has set a policy.
 
     OpenMP reads the variables once, when it is loaded. Threads that spin longer slow a process that
     shares their cores, by up to ten times; to wake them for each operator takes more time

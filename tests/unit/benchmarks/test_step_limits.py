@@ -5,7 +5,14 @@ from contextlib import closing
 import pytest
 import torch
 
-from benchmarks.step.step_limits import MatmulTimes, count_bytes, count_matmuls, parse_matmul
+from benchmarks.step import step_limits
+from benchmarks.step.step_limits import (
+    MatmulTimes,
+    Stream,
+    count_bytes,
+    count_matmuls,
+    parse_matmul,
+)
 from hlat.config.resolve import resolve_config
 from hlat.engine.native.native_engine import NativeEngine
 from hlat.engine.step_account import TimeSlice
@@ -44,11 +51,23 @@ def test_matmuls_are_counted_by_size() -> None:
 
 
 def test_the_limit_is_the_sum_over_all_matmuls() -> None:
-    times = MatmulTimes(torch.float32, "cpu")
     counts = {(64, 32, 16): 3, (8, 8, 8): 2}
+    times = MatmulTimes(torch.float32, "cpu", counts)
     limit = times.compute_limit(counts)
-    assert limit == 3 * times.measure((64, 32, 16)) + 2 * times.measure((8, 8, 8)) > 0
+    assert limit == 3 * times.seconds[64, 32, 16] + 2 * times.seconds[8, 8, 8] > 0
+    assert times.fastest[64, 32, 16]().shape == (64, 16)
     assert times.compute_rate(counts) == (2 * 64 * 32 * 16 * 3 + 2 * 512 * 2) / limit
+
+
+def test_a_stream_writes_a_third_of_its_bytes(monkeypatch) -> None:
+    monkeypatch.setattr(step_limits, "_STREAM_BYTES", 1 << 12)
+    stream = Stream("cpu")
+    for array in stream.arrays:
+        array.fill_(2)
+    stream.move(12 * 100)
+    result = stream.arrays[0]
+    assert result[:100].eq(3).all()
+    assert result[100:].eq(2).all()
 
 
 @pytest.mark.parametrize(
