@@ -67,7 +67,7 @@ def test_edge_of_the_sampled_weights_is_flagged() -> None:
 
 
 def test_trees_propose_a_mixture_near_the_minimum() -> None:
-    points = build_points(num_mixtures=300, noise=0.002)
+    points = build_points(num_mixtures=150, noise=0.002)
     analysis = analyze(points, "lightgbm", num_samples=2)
     best = float((compute_losses(find_best(points, analysis.target)[None]) @ analysis.target)[0])
     found = float((compute_losses(analysis.proposal.weights[None]) @ analysis.target)[0])
