@@ -1,7 +1,7 @@
 """Reuse of freed memory on a CPU.
 
-glibc returns large freed tensors to the kernel, and so does it with the free end of its heap. Each
-step then allocates the same sizes again, and the kernel clears their pages again.
+glibc returns the memory of large freed tensors, and of the end of its heap, to the kernel. The next
+step allocates the same sizes, and the kernel clears their pages again.
 """
 
 import ctypes
@@ -25,10 +25,10 @@ def is_glibc() -> bool:
 
 
 def keep_freed_memory() -> bool:
-    """Configure malloc to keep freed memory for later tensors; return False if it is unchanged.
+    """Configure malloc to reuse freed memory for later tensors; return False if it is unchanged.
 
-    The peak memory of a process with the same sizes in each step is unchanged. Other C libraries,
-    and processes whose environment configures malloc (mallopt(3)), are left as they are.
+    Do nothing with another C library, or if the environment configures malloc (mallopt(3)). The
+    peak memory of a process with the same sizes in each step is unchanged.
     """
     if not is_glibc() or any(name in os.environ for name in _MALLOC_VARIABLES):
         return False
@@ -37,6 +37,6 @@ def keep_freed_memory() -> bool:
 
 
 def release_freed_memory() -> None:
-    """Return the memory to the kernel that is free now, such as that of a compiler."""
+    """Return free memory to the kernel, such as that of a compiler."""
     if is_glibc():
         ctypes.CDLL(None).malloc_trim(0)
