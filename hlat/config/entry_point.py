@@ -178,7 +178,7 @@ def _limit_openmp_waiting() -> None:
     """Limit the spinning of waiting OpenMP threads to 10 us, unless the user has set a policy.
 
     OpenMP reads the variables once, when it is loaded. Threads that spin longer slow a process that
-    shares their cores, by up to ten times; to wake them for each operator takes more time
+    shares their cores, by up to ten times; threads that sleep at once delay each operator
     (benchmarks/step/README.md).
     """
     if "OMP_WAIT_POLICY" not in os.environ:

@@ -35,7 +35,7 @@ def geglu(gate_up_BS2I: Tensor, block_size: int) -> Tensor:
 
 
 def rotate(x_BSND: Tensor, cos_SD: Tensor, sin_SD: Tensor) -> Tensor:
-    """Rotate elements i and i + D/2 of each head, whose sines must be equal."""
+    """Rotate elements i and i + D/2 of each head by the same angle."""
     if torch.compiler.is_compiling():  # generated kernels read halves in place
         first, second = x_BSND.chunk(2, dim=-1)
         rotated_BSND = torch.cat((-second, first), dim=-1)
