@@ -190,7 +190,7 @@ def compute_ratio(
 
 
 def is_selected(name: str, only: list[str]) -> bool:
-    """Return True if a contestant that is measured by default contains one of the texts."""
+    """Return True if a contestant that is measured by default contains a string of `only`."""
     return name not in OPTIONAL and any(part in name for part in only)
 
 

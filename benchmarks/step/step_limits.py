@@ -43,7 +43,7 @@ def measure_fastest(function: Callable[[], Any], device: str) -> float:
 
 
 class Stream:
-    """STREAM's triad, a = b + s * c, on arrays that no cache holds."""
+    """STREAM's triad, a = b + s * c, on arrays larger than the caches."""
 
     def __init__(self, device: str) -> None:
         self.arrays = [torch.ones(_STREAM_BYTES // 4, device=device) for _ in range(3)]

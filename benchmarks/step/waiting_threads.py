@@ -1,4 +1,4 @@
-"""Measure steps by the time that waiting OpenMP threads spin, alone and beside a second process.
+"""Measure steps by the time that waiting OpenMP threads spin, in one process and in two.
 
 Usage: python benchmarks/step/waiting_threads.py     (writes waiting_threads.json)
 
