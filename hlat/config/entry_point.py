@@ -29,6 +29,7 @@ from hlat.config import (
     hydra_config_security,
     launcher_plugins,
 )
+from hlat.config.components import format_kinds
 from hlat.config.config_errors import ConfigError, ExitCode
 from hlat.config.hydra_errors import convert_hydra_error
 from hlat.config.override_keys import validate_distinct_keys
@@ -84,6 +85,7 @@ def run_entry_point(task: Callable[[DictConfig], ExitCode]) -> None:
             validate_distinct_keys(sys.argv[1:])
         if any(word == "-i" or word.startswith("--info") for word in sys.argv[1:]):
             launcher_plugins.register_launchers()  # Hydra lists its plugins
+        sys.argv[1:] = select_help_text(sys.argv[1:])
         with _raise_hydra_errors():
             main(run_task)()
             if is_submitted:
@@ -98,6 +100,19 @@ def run_entry_point(task: Callable[[DictConfig], ExitCode]) -> None:
         sys.exit(_print_errors(error))  # composition has failed
     if any(codes):
         sys.exit(next(code for code in codes if code))
+
+
+def select_help_text(arguments: list[str]) -> list[str]:
+    """Return the arguments of a command line; those with --help select the help text of hlat.
+
+    Hydra accepts overrides in one place only, before or after its flags.
+    """
+    if not {"-h", "--help"} & {*arguments}:
+        return arguments
+    OmegaConf.register_new_resolver("component_kinds", format_kinds, replace=True)
+    is_override = ["=" in word and not word.startswith("-") for word in arguments]
+    start = is_override.index(True) if True in is_override else len(arguments)
+    return [*arguments[:start], "hydra/help=hlat", *arguments[start:]]
 
 
 def get_task_overrides() -> list[str]:
