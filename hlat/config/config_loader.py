@@ -76,7 +76,7 @@ def install_safe_config_loader() -> None:
 
     Hydra's sweeper no longer composes all points before a launcher that does so itself.
     """
-    yaml_loader.install_c_parser()
+    yaml_loader.install_c_yaml()
     namespace = vars(hydra_internal)
     assert namespace["ConfigLoaderImpl"] in (ConfigLoaderImpl, SafeConfigLoader)
     namespace["ConfigLoaderImpl"] = SafeConfigLoader
