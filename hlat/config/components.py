@@ -14,7 +14,9 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from hlat.config.config_copies import CopiedConfig
 from hlat.config.config_errors import ConfigError
+from hlat.config.merge_speed import share_set_nodes
 from hlat.config.package_dirs import list_choices
 from hlat.config.precision import PrecisionConfig
 
@@ -54,8 +56,8 @@ class Component:
 
 
 _components: dict[tuple[str, str], Component] = {}
-_schema_nodes: dict[type, DictConfig] = {}
-"""Last configuration that was created from a dataclass."""
+_schema_copies: dict[type, CopiedConfig | None] = {}
+"""Configuration of the last dataclass; None: it was created once."""
 
 
 def register_component(
@@ -227,12 +229,19 @@ def extend_schema(schema: type[_Type], prefix: str = "") -> type[_Type]:
     )
 
 
-def build_schema_node(schema: type) -> DictConfig:
-    """Return the configuration of a dataclass; callers share it, so they must not change it."""
-    if schema not in _schema_nodes:
-        _schema_nodes.clear()
-        _schema_nodes[schema] = OmegaConf.structured(schema)
-    return _schema_nodes[schema]
+def create_schema_node(schema: type) -> DictConfig:
+    """Return a new configuration of a dataclass; from the second call on, a copy of it.
+
+    A process that needs one configuration makes no copy, which would take half as long.
+    """
+    if (copies := _schema_copies.get(schema)) is not None:
+        return copies.copy()
+    with share_set_nodes():
+        node: DictConfig = OmegaConf.structured(schema)
+    is_repeated = schema in _schema_copies
+    _schema_copies.clear()
+    _schema_copies[schema] = CopiedConfig(node) if is_repeated else None
+    return node
 
 
 def list_registered() -> set[tuple[str, str]]:

@@ -20,9 +20,8 @@ from hlat.config import config_loader, launcher_plugins, redaction
 from hlat.config.components import (
     CHOICE_SCHEMAS,
     Component,
-    build_schema_node,
+    create_schema_node,
     extend_schema,
-    format_kinds,
     list_components,
 )
 from hlat.config.config_errors import ConfigError
@@ -43,7 +42,6 @@ def register_configs() -> None:
     """Register schema and sweeps with Hydra; install the safe loader and resolver."""
     config_loader.install_safe_config_loader()
     redaction.install_resolver()
-    OmegaConf.register_new_resolver("component_kinds", format_kinds, replace=True)
     registered = [choose_local_hardware(), *map(_get_settings, list_components())]
     if registered != _registered:
         _register_schema()
@@ -151,6 +149,29 @@ def import_launcher_module(name: str) -> ModuleType:
 
 
 @dataclasses.dataclass
+class _SchemaNode(ConfigNode):
+    """Schema that is created for each composition, which changes it."""
+
+    schema: type
+    """Dataclass of the configuration."""
+
+    def __copy__(self) -> ConfigNode:
+        node: Any = _NewNode(create_schema_node(self.schema))
+        return ConfigNode(self.name, node, self.group, self.package, self.provider)
+
+
+@dataclasses.dataclass
+class _NewNode:
+    """Configuration that nothing else refers to, so that Hydra's copy of it is itself."""
+
+    config: DictConfig
+    """Configuration of the schema."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DictConfig:
+        return self.config
+
+
+@dataclasses.dataclass
 class _StudyNode(ConfigNode):
     """Configuration of a study, of which Hydra makes a copy when it is selected."""
 
@@ -169,13 +190,13 @@ def _get_settings(component: Component) -> tuple[Any, ...]:
 
 def _register_schema() -> None:
     store = ConfigStore.instance()
-    schema = build_schema_node(extend_schema(Config))
-    store.repo["schema.yaml"] = ConfigNode("schema.yaml", schema, None, None, None)
+    empty, schema = OmegaConf.create(), extend_schema(Config)
+    store.repo["schema.yaml"] = _SchemaNode("schema.yaml", empty, None, None, None, schema)
     detected = {"defaults": [choose_local_hardware(), "_self_"], "processes_per_node": None}
     store.store(group="hardware", name="local", node=detected)
     for choice in (one for group in CHOICE_SCHEMAS for one in list_components(group)):
         node = dataclasses.replace(choice.spec, name=choice.kind)
         store.store(group=choice.section, name=choice.kind, node=node)
     for study in sorted(find_package_dir("sweeps").glob("*.yaml")):
-        node = _StudyNode(study.name, OmegaConf.create(), "sweep", "_global_", None, study)
+        node = _StudyNode(study.name, empty, "sweep", "_global_", None, study)
         store.repo.setdefault("sweep", {})[study.name] = node

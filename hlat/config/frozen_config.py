@@ -9,12 +9,12 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from hlat.config import extensions, redaction
-from hlat.config.components import build_schema_node, extend_schema
+from hlat.config.components import create_schema_node, extend_schema
 from hlat.config.config_errors import ConfigError
 from hlat.config.renamed_keys import rename_config
 from hlat.config.run import Config
@@ -112,7 +112,9 @@ def load_frozen_config(directory: Path) -> DictConfig:
         ) from error
     for path in OmegaConf.select(config, extensions.KEY) or ():
         extensions.load_extension(str(directory / Path(path).name), path)
-    return cast(DictConfig, OmegaConf.merge(build_schema_node(extend_schema(Config)), config))
+    frozen = create_schema_node(extend_schema(Config))
+    frozen.merge_with(config)
+    return frozen
 
 
 def load_command_line(directory: Path) -> CommandLine:

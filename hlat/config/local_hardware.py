@@ -6,7 +6,6 @@ The programs of the drivers are read, because composing a configuration does not
 import functools
 import os
 import shutil
-import subprocess
 import sys
 
 CPU = "cpu"
@@ -45,6 +44,8 @@ def choose_local_hardware() -> str:
 @functools.lru_cache
 def _query_preset(program: str) -> str | None:
     """Return the choice for the GPUs that a driver's program lists; None if it is not unique."""
+    import subprocess
+
     start, arguments = _QUERIES[os.path.basename(program)]
     try:
         process = subprocess.Popen(

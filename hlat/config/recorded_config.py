@@ -11,15 +11,15 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import yaml
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from hlat.config import redaction
 from hlat.config.bounds import find_bounds_violations
-from hlat.config.components import build_schema_node, extend_schema
+from hlat.config.components import create_schema_node, extend_schema
 from hlat.config.config_errors import ConfigError
 from hlat.config.config_json import parse_section
 from hlat.config.renamed_keys import rename_config, rename_tree
@@ -126,9 +126,9 @@ def parse_run_config(config_yaml: str) -> Config:
         ConfigError: The text is not the configuration of a run, or is invalid in this version.
     """
     try:
-        schema = build_schema_node(extend_schema(Config))
-        merged = OmegaConf.merge(schema, _escape_resolvers(config_yaml))
-        return resolve_config(cast(DictConfig, merged))
+        config = create_schema_node(extend_schema(Config))
+        config.merge_with(_escape_resolvers(config_yaml))
+        return resolve_config(config)
     except ConfigError:
         raise
     except Exception as error:  # of the parser and its types

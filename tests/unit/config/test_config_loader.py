@@ -5,16 +5,17 @@ import sys
 from pathlib import Path
 
 import pytest
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ValidationError
 
 from hlat.config import config_loader, renamed_keys
+from hlat.config.components import create_schema_node
 from hlat.config.compose import compose_config, register_configs
 from hlat.config.config_copies import CopiedConfig
 from hlat.config.config_errors import ConfigError
 from hlat.config.data import SourceConfig
 from hlat.config.resolve import convert_to_dataclasses
-from hlat.config.run import RunConfig
+from hlat.config.run import Config, RunConfig
 
 SOURCE = SourceConfig(paths=["x.arrow"], weight=0.3)
 
@@ -117,6 +118,38 @@ def test_copies_have_the_schema_and_the_flags_of_the_original() -> None:
     first.run.seed = 2
     assert second.run.seed != 2
     assert first.run._get_root() is first
+
+
+def test_a_new_schema_is_unchanged_by_earlier_ones() -> None:
+    created = [create_schema_node(Config) for _ in range(3)]
+    assert created[0] == created[1] == created[2]
+    created[1].run.seed = created[0].run.seed + 1
+    assert created[2].run.seed == created[0].run.seed
+    assert {OmegaConf.get_type(node, "run") for node in created} == {RunConfig}
+
+
+def test_nodes_of_a_composition_have_their_container_as_parent() -> None:
+    config = compose_config(["experiment=hlat_70b_upsample", "+sweep=beta2"])
+    children = [(config, config._get_node(key)) for key in config]
+    for parent, child in children:
+        assert child._get_parent() is parent
+        if isinstance(child, DictConfig | ListConfig) and isinstance(child._content, dict | list):
+            keys = child._content if isinstance(child, DictConfig) else range(len(child))
+            children += [(child, child._get_node(key)) for key in keys]
+    assert len(children) > 250
+
+
+def test_two_packages_of_one_file_do_not_share_nodes(monkeypatch, tmp_path: Path) -> None:
+    (tmp_path / "axes").mkdir()
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "axes/mine.yaml").write_text("a: {b: 1}\n")
+    packages = [f"/axes/mine@hydra.sweeper.params.{name}" for name in ("first", "second")]
+    text = f"defaults: [{', '.join(packages)}, _self_]\n"
+    text += "hydra: {sweeper: {params: {first: {a: {b: 2}}}}}\n"
+    (tmp_path / "experiment/mine.yaml").write_text(f"# @package _global_\n{text}")
+    monkeypatch.setattr(sys, "argv", ["hlat", "--config-dir", str(tmp_path)])
+    config = compose_config(["experiment=mine"], return_hydra_config=True)
+    assert config.hydra.sweeper.params == {"first": {"a": {"b": 2}}, "second": {"a": {"b": 1}}}
 
 
 def test_a_changed_file_of_the_user_is_read_again(monkeypatch, tmp_path: Path) -> None:
