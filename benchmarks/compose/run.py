@@ -68,7 +68,7 @@ def main() -> None:
                 elapsed = measure(command, folder)
                 if repetition:  # the first round writes bytecode and warms the file cache
                     seconds[name].append(elapsed)
-    peer = statistics.median(seconds["an empty Hydra program --cfg job"])
+    peer = seconds["an empty Hydra program --cfg job"]
     result = {
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -80,7 +80,10 @@ def main() -> None:
                 "median": round(statistics.median(values), 4),
                 "min": round(min(values), 4),
                 "max": round(max(values), 4),
-                "ratio_to_empty_program": round(statistics.median(values) / peer, 3),
+                "ratio_to_empty_program": round(
+                    statistics.median(one / other for one, other in zip(values, peer, strict=True)),
+                    3,
+                ),
             }
             for name, values in seconds.items()
         },
