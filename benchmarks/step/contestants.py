@@ -146,6 +146,7 @@ CONTESTANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "ours, bf16_sr": ("ours", {"precision": "bf16_sr"}),
     "ours, bf16_sr, compiled": ("ours", {"precision": "bf16_sr", "compiled": True}),
     "limit": ("limit", {}),
+    "limit, operators": ("step_operators", {}),
     "plain": ("plain_model", {}),
     "plain, compiled": ("plain_model", {"compiled": True}),
     "transformers": ("hugging_face", {}),

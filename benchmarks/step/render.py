@@ -65,7 +65,7 @@ def step_row(second: str, row: Json) -> list[str]:
         format_spread(ratio, ".2f") if ratio else "",
         format_spread(best, ".2f") if best else "",
         format_spread(mfu, ".0%") if mfu else "",
-        *([""] * 2 if row["contestant"] == LIMIT else format_start(row)),
+        *([""] * 2 if row["contestant"].startswith(LIMIT) else format_start(row)),
     ]
 
 

@@ -32,7 +32,8 @@ RECIPES = ["fp32", "bf16", "mixed"]
 MATMUL = "matmul"
 """The fastest matmul of the machine, measured in each round."""
 LIMIT = "limit"
-"""What an eager step computes at least (limit.py); compared with the best eager peer."""
+"""Start of the names of contestants that compute a part of an eager step (limit.py,
+step_operators.py); compared with the best eager peer."""
 LOSS_TOLERANCES = {"fp32": 1e-5, "bf16": 5e-3, "mixed": 5e-3, "bf16_sr": 5e-3}
 """Maximum relative difference of the first loss to ours; litgpt's loss has 8 bits in bf16."""
 Entry = tuple[str, str, str, str]
@@ -170,8 +171,8 @@ def list_peers(entry: Entry, runs: Runs) -> list[Entry]:
         other
         for other in runs
         if other[1:] == entry[1:]
-        and other[0] not in (MATMUL, LIMIT)
-        and not other[0].startswith("ours")
+        and other[0] != MATMUL
+        and not other[0].startswith(("ours", LIMIT))
         and ("compiled" in other[0]) == ("compiled" in entry[0])
     ]
 
