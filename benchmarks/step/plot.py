@@ -16,6 +16,8 @@ from benchmarks.common import MUTED, OURS, PEER, STYLE
 
 HERE = Path(__file__).resolve().parent
 Json = dict[str, Any]
+LIMIT = "limit"
+"""Start of the names of contestants that do not train."""
 
 
 def plot_ratios(axes: Axes, rows: list[Json], second: str) -> None:
@@ -49,7 +51,7 @@ def plot(rows: list[Json]) -> Figure:
     """Plot speed and memory of each device, shape and recipe."""
     groups: dict[tuple[str, str, str], list[Json]] = {}
     for row in rows:
-        if "tokens_per_second_ratio" in row:
+        if "tokens_per_second_ratio" in row and not row["contestant"].startswith(LIMIT):
             groups.setdefault((row["device"], row["shape"], row["recipe"]), []).append(row)
     figure = Figure(figsize=(8, 0.6 + 2.2 * len(groups)), layout="constrained")
     pairs = figure.subplots(len(groups), 2, width_ratios=[3, 2], sharex="col", squeeze=False)
