@@ -2,8 +2,8 @@
 
 Usage: python benchmarks/step/peak_memory.py     (writes peak_memory.json)
 
-The peak of a process depends on where the compiler's objects lie between tensors, and on when
-garbage is collected: it differs by a tenth between processes of the same contestant. Contestants
+The peak of a process depends on the addresses of the compiler's objects and on garbage collection:
+it differs by a tenth between processes of the same contestant. Contestants
 alternate, and each process starts with an empty compiler cache.
 """
 

@@ -1,4 +1,4 @@
-"""The operators of an eager step alone, without autograd, and with inputs in the cache.
+"""The operators of an eager step without autograd, and with inputs in the cache.
 
 An eager step with the same losses calls these operators, unless fused ones with the same results
 replace them. Each operator is repeated as often as a step calls it, so that all of its calls but
@@ -70,11 +70,11 @@ class OperatorRecorder(TorchDispatchMode):
         options = kwargs or {}
         if not func.is_view:
             leaves, structure = tree_flatten((args, options))
-            self.counts[OperatorCall(func, structure, tuple(map(describe, leaves)))] += 1
+            self.counts[OperatorCall(func, structure, tuple(map(get_spec, leaves)))] += 1
         return func(*args, **options)
 
 
-def describe(leaf: Any) -> Any:
+def get_spec(leaf: Any) -> Any:
     """Return the layout of a tensor, and other arguments unchanged."""
     if not isinstance(leaf, Tensor):
         return leaf

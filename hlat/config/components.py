@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from hlat.config.config_copies import CopiedConfig
 from hlat.config.config_errors import ConfigError
-from hlat.config.merge_speed import share_set_nodes
+from hlat.config.merge_speed import omit_node_copies
 from hlat.config.package_dirs import list_choices
 from hlat.config.precision import PrecisionConfig
 
@@ -236,7 +236,7 @@ def create_schema_node(schema: type) -> DictConfig:
     """
     if (copies := _schema_copies.get(schema)) is not None:
         return copies.copy()
-    with share_set_nodes():
+    with omit_node_copies():
         node: DictConfig = OmegaConf.structured(schema)
     is_repeated = schema in _schema_copies
     _schema_copies.clear()

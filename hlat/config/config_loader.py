@@ -33,7 +33,7 @@ from hlat.config.config_errors import ConfigError, raise_config_errors
 from hlat.config.data_domains import add_domains, clear_domains
 from hlat.config.hydra_config_security import find_code_references, validate_search_path
 from hlat.config.lr_grid import add_lr_axis
-from hlat.config.merge_speed import defer_parents, share_set_nodes
+from hlat.config.merge_speed import defer_parents, omit_node_copies
 from hlat.config.optimizer import RENAMED_PRESETS
 from hlat.config.override_keys import list_replaced_axes
 from hlat.config.package_dirs import find_package_dir
@@ -202,7 +202,7 @@ class SafeConfigLoader(ConfigLoaderImpl):
         """Compose the files, and add the domains of a sweep before Hydra applies its values."""
         names = [default.config_path for default in defaults]
         is_used_once = len({*names}) == len(names)  # Hydra loads each file once
-        with defer_parents(), share_set_nodes() if is_used_once else nullcontext():
+        with defer_parents(), omit_node_copies() if is_used_once else nullcontext():
             config = super()._compose_config_from_defaults_list(defaults, repo)
         config._re_parent()
         if self._sweep_values is not None:

@@ -9,22 +9,22 @@ from typing import Any
 
 from omegaconf.base import Box, Node
 
-_SHARES_NODES = "no_deepcopy_set_nodes"
+_OMITS_COPIES = "no_deepcopy_set_nodes"
 """OmegaConf's flag to store a node in a container without a copy."""
 
 
 @contextmanager
-def share_set_nodes() -> Iterator[None]:
+def omit_node_copies() -> Iterator[None]:
     """Set `no_deepcopy_set_nodes` for all containers.
 
     OmegaConf does not pass the flag to nested dataclasses, so it copies a node once per level.
     """
     get_flag = Node._get_flag
 
-    def get_flag_or_share(node: Node, flag: str) -> bool | None:
-        return True if flag == _SHARES_NODES else get_flag(node, flag)
+    def get_flag_without_copies(node: Node, flag: str) -> bool | None:
+        return True if flag == _OMITS_COPIES else get_flag(node, flag)
 
-    with _replace_method(Node, get_flag_or_share, "_get_flag"):
+    with _replace_method(Node, get_flag_without_copies, "_get_flag"):
         yield
 
 
