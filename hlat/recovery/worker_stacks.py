@@ -6,8 +6,10 @@ from pathlib import Path
 
 from hlat.distributed.process_signals import get_stacks_path
 
-_DUMP_TIMEOUT_S, _POLL_INTERVAL_S = 2, 0.1
+_DUMP_TIMEOUT_S, _POLL_INTERVAL_S = 5, 0.1
 """Time for workers to write their stacks, and the interval of looking at the files."""
+_NUM_UNCHANGED = 5
+"""Intervals without a change after which a file is complete: a worker on a busy core may pause."""
 
 
 class WorkerStacks:
@@ -40,12 +42,12 @@ class WorkerStacks:
         Wait until they are written, or for a timeout.
         """
         deadline, sizes = time.monotonic() + _DUMP_TIMEOUT_S, self._sizes
-        is_complete = False
-        while not is_complete and time.monotonic() < deadline:
+        num_unchanged = 0
+        while num_unchanged < _NUM_UNCHANGED and time.monotonic() < deadline:
             time.sleep(_POLL_INTERVAL_S)
             previous, sizes = sizes, self._get_sizes()
             have_grown = all(new > old for new, old in zip(sizes, self._sizes, strict=True))
-            is_complete = have_grown and sizes == previous
+            num_unchanged = num_unchanged + 1 if have_grown and sizes == previous else 0
         stacks = {}
         for rank, file, start, end in zip(
             self._ranks, self._files, self._sizes, sizes, strict=True

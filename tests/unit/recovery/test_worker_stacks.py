@@ -31,3 +31,15 @@ def test_wait_until_all_stacks_are_written(tmp_path: Path, monkeypatch) -> None:
     timer.start()
     stacks.collect()
     assert stacks.path.read_text() == "rank 0:\nlate\n"
+
+
+def test_a_pause_of_a_worker_does_not_end_its_stacks(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(worker_stacks, "_POLL_INTERVAL_S", 0.05)
+    stacks = WorkerStacks(range(1), tmp_path, tmp_path / "node_0.stacks")
+    file = (tmp_path / "rank_0.stacks").open("a", buffering=1)
+    print("first thread", file=file)
+    timer = threading.Timer(0.15, print, ["main thread"], {"file": file})
+    timer.start()
+    stacks.collect()
+    assert stacks.path.read_text() == "rank 0:\nfirst thread\nmain thread\n\n"
+    file.close()
