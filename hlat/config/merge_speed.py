@@ -1,8 +1,10 @@
 """Work that OmegaConf repeats while it builds and merges a configuration, done once.
 
-Both functions replace a private method while they run, since OmegaConf has no option for it.
+Both functions replace a private method while they run, since OmegaConf has no option for it. Other
+threads that use them wait.
 """
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +13,7 @@ from omegaconf.base import Box, Node
 
 _OMITS_COPIES = "no_deepcopy_set_nodes"
 """OmegaConf's flag to store a node in a container without a copy."""
+_lock = threading.RLock()
 
 
 @contextmanager
@@ -40,9 +43,10 @@ def defer_parents() -> Iterator[None]:
 
 @contextmanager
 def _replace_method(owner: type, method: Any, name: str) -> Iterator[None]:
-    original = getattr(owner, name)
-    setattr(owner, name, method)
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)
+    with _lock:
+        original = getattr(owner, name)
+        setattr(owner, name, method)
+        try:
+            yield
+        finally:
+            setattr(owner, name, original)

@@ -1,11 +1,14 @@
 """Overrides with former keys, and of dictionaries of structured values."""
 
+import dataclasses
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.base import Box, Node
 from omegaconf.errors import ConfigAttributeError, ValidationError
 
 from hlat.config import config_loader, renamed_keys
@@ -137,6 +140,17 @@ def test_nodes_of_a_composition_have_their_container_as_parent() -> None:
             keys = child._content if isinstance(child, DictConfig) else range(len(child))
             children += [(child, child._get_node(key)) for key in keys]
     assert len(children) > 250
+
+
+def test_methods_are_restored_if_threads_create_schemas() -> None:
+    methods = Node._get_flag, Box._re_parent
+    with ThreadPoolExecutor(4) as pool:
+        schemas = [dataclasses.make_dataclass(f"Schema{i}", [("x", int, i)]) for i in range(40)]
+        nodes = list(pool.map(create_schema_node, schemas))
+    assert [node.x for node in nodes] == [*range(40)]
+    assert (Node._get_flag, Box._re_parent) == methods
+    compose_config([])
+    assert (Node._get_flag, Box._re_parent) == methods
 
 
 def test_two_packages_of_one_file_do_not_share_nodes(monkeypatch, tmp_path: Path) -> None:
