@@ -58,25 +58,17 @@ def test_a_full_disk_does_not_end_the_run(runner, uninterrupted) -> None:
     assert runner.losses("x") == uninterrupted.losses("whole")
 
 
+@pytest.mark.slow  # each takes 15 s; the account of communication is in tests/unit/engine
 @pytest.mark.xdist_group("processes")
 @pytest.mark.parametrize(
     ("layout", "classes"),
     [
         (["parallelism.tp=2"], ["communication"]),
-        pytest.param(
-            ["parallelism.pp=2", "batch.micro_batch_size=2"],
-            ["communication"],
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            ["parallelism.dp=2", "parallelism.zero=1"],
-            ["communication", "gradient_reduction"],
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
+        (["parallelism.pp=2", "batch.micro_batch_size=2"], ["communication"]),
+        (["parallelism.dp=2", "parallelism.zero=1"], ["communication", "gradient_reduction"]),
+        (
             ["parallelism.dp=2", "parallelism.zero=3", "precision=mixed"],
             ["communication", "gradient_reduction"],
-            marks=pytest.mark.slow,
         ),
     ],
     ids=lambda value: " ".join(value),
