@@ -35,6 +35,7 @@ def run_python(arguments: list[str], checkout: Path) -> str:
         plugins.mkdir()
         (plugins / "hlat_launchers").symlink_to(checkout / "launchers")
         environment = {**os.environ, "PYTHONPATH": f"{checkout}:{folder}"}
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)  # or each run compiles all modules
         command = [sys.executable, *arguments]
         done = subprocess.run(
             command, cwd=folder, env=environment, check=True, capture_output=True, text=True
